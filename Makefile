@@ -1,0 +1,88 @@
+# Everything runs from `.venv`, made from requirements.lock by
+# .ci/bootstrap.py; nothing but git, make and Python 3.12 has to be there.
+# `make help` lists the targets.
+
+# The first one that runs and is new enough: a pyenv shim may exist and refuse.
+# If none is, any Python, so that the bootstrap can say what it found.
+PYTHON ?= $(shell \
+  for p in python3.12 python3 python3.13 python3.14 python; do \
+    "$$p" -c 'import sys; sys.exit(sys.version_info < (3, 12))' \
+      >/dev/null 2>&1 && { echo "$$p"; exit; }; \
+  done; \
+  for p in python3 python; do \
+    "$$p" -c '' >/dev/null 2>&1 && { echo "$$p"; exit; }; \
+  done; \
+  echo python3.12)
+INTEROP_PYTHON ?= $(PYTHON)
+BAZEL ?= bazel
+UV_VERSION := 0.13.9
+VENV := .venv
+# Two workers on two cores; each test process computes on the CPU.
+TEST_WORKERS ?= 2
+ARGS ?=
+
+BOOTSTRAP = @command -v "$(PYTHON)" >/dev/null 2>&1 || { \
+    echo "No Python found: install Python 3.12, or name one:" \
+      "make PYTHON=/path/to/python3.12" >&2; exit 2; }; \
+  "$(PYTHON)" .ci/bootstrap.py
+
+.DEFAULT_GOAL := help
+.PHONY: help venv assets finetune test lint format types interop-test \
+  interop-venv bazel-test bazel-files lock clean
+# One thing after the other: `make -j` must not install into one folder twice.
+.NOTPARALLEL:
+
+help:  ## List the targets.
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) \
+	  | expand -t 16
+
+venv:  ## Make .venv from requirements.lock.
+	$(BOOTSTRAP) --venv=$(VENV) --lock=requirements.lock --project=.
+
+assets: venv  ## Get the demo model (92 MB) into PEFTLIB_CACHE.
+	@$(VENV)/bin/python -P peftlib/demo/assets.py
+
+finetune: assets  ## Fine-tune the demo model; more flags in ARGS.
+	@$(VENV)/bin/peftlib finetune $(ARGS)
+
+test: assets  ## Run the whole test suite; pytest's own flags in ARGS.
+	@JAX_PLATFORMS=cpu $(VENV)/bin/python -m pytest -q -n $(TEST_WORKERS) $(ARGS)
+
+lint: venv  ## Check the code with ruff.
+	@$(VENV)/bin/ruff check .
+
+format: venv  ## Check the formatting; `ruff format .` changes it.
+	@$(VENV)/bin/ruff format --check .
+
+types: venv  ## Check the types with mypy.
+	@$(VENV)/bin/mypy
+
+interop-venv:
+	$(BOOTSTRAP) --venv=$(VENV)-interop --python=$(INTEROP_PYTHON) \
+	  --requirements=tests/interop/requirements.txt --space=3000000000
+
+interop-test: assets interop-venv  ## Compare with torch, transformers, peft.
+	@JAX_PLATFORMS=cpu $(VENV)/bin/python tests/interop/run.py \
+	  --interop_python=$(VENV)-interop/bin/python $(ARGS)
+
+BAZEL_TESTS ?= //tests/transforms/... //tests/repository:layering_test
+bazel-test: venv  ## Run a few tests with Bazel, offline.
+	@command -v "$(BAZEL)" >/dev/null 2>&1 || { \
+	  echo "No '$(BAZEL)' found: run" \
+	    "'apt-get update && apt-get install bazel-bootstrap' as root," \
+	    "or name one: make bazel-test BAZEL=/path/to/bazel" >&2; exit 2; }
+	@$(BAZEL) test $(ARGS) $(BAZEL_TESTS)
+
+bazel-files: venv  ## Write the BUILD files from the imports.
+	@$(VENV)/bin/python tests/repository/bazel_files.py --write
+
+lock:  ## Resolve the dependencies anew into requirements.lock.
+	$(BOOTSTRAP) --venv=$(VENV)-lock --packages=uv==$(UV_VERSION)
+	@$(PYTHON) .ci/bootstrap.py --write_lock=requirements.lock \
+	  --uv=$(VENV)-lock/bin/uv
+
+clean:  ## Remove what was made here, not the cached model.
+	@rm -rf $(VENV) $(VENV)-interop $(VENV)-lock build dist *.egg-info \
+	  .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	@find peftlib transforms tests .ci -name __pycache__ -type d \
+	  -prune -exec rm -rf {} +
