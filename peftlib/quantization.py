@@ -1,0 +1,213 @@
+"""Storing the frozen base in few bits, and back."""
+
+from collections.abc import Callable
+import functools
+from typing import Any
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import qwix
+
+from peftlib import _checks
+from peftlib import config as config_lib
+from peftlib import injection
+from peftlib import interception
+
+
+def quantize_base(
+  graphdef: nnx.GraphDef[Any],
+  state: nnx.State,
+  config: config_lib.LoraConfig,
+  *inputs: Any,
+  **named_inputs: Any,
+) -> tuple[nnx.GraphDef[Any], nnx.State]:
+  """Quantizes the weights that `config.module_path` matches.
+
+  Each weight that takes part in a contraction is replaced by its quantized
+  value, scale (and zero point); the model dequantizes it in the op, in the
+  forward and again in the backward pass. Scales run along the contracted axis
+  in tiles of `config.tile_size`. A stack is quantized one layer after the
+  other. Everything else, adapters included, is left as it is. May be called
+  before or after `inject`, under `jax.jit` and on abstract arrays.
+
+  Example:
+    >>> config = LoraConfig(weight_qtype='int8')
+    >>> model = nnx.Linear(8, 4, rngs=nnx.Rngs(0))
+    >>> graphdef, state = quantize_base(
+    ...   *nnx.split(model), config, jnp.ones((1, 8))
+    ... )
+    >>> state['kernel']['array']['qvalue'].dtype
+    dtype('int8')
+
+  Args:
+    graphdef: Graph definition of the model.
+    state: Its whole state.
+    config: `module_path`, `weight_qtype`, `tile_size` and
+      `weight_calibration_method` are used.
+    *inputs: Inputs of the model's `__call__`; only shapes and dtypes matter.
+    **named_inputs: Further inputs by name.
+
+  Returns:
+    Graphdef and state of the quantized model.
+
+  Raises:
+    TypeError: If a Module is given instead of graphdef and state.
+    ValueError: If `config.weight_qtype` is None, the pattern matches no
+      weight, a matched weight is quantized already, is reshaped on its way to
+      the op, or is not divided by the tile size. Nothing is allocated then.
+
+  References:
+    Dettmers et al., QLoRA, 2023 (nf4); the numerics are qwix's.
+  """
+  _checks.check_split('peftlib.quantize_base', graphdef, state)
+  if config.weight_qtype is None:
+    raise ValueError(
+      'peftlib.quantize_base: LoraConfig.weight_qtype is None; it must be'
+      f' one of {sorted(config_lib.WEIGHT_QTYPES)}.'
+    )
+  model = nnx.merge(graphdef, state, copy=True)
+  ops = injection.matching(
+    interception.record(model, *inputs, **named_inputs), config.module_path
+  )
+  modules = dict(model.iter_modules())
+  _check(ops, modules, config)
+  for op in ops:
+    module = modules[op.path]
+    weight = getattr(module, op.name)
+    axes, axis = injection.stack_axes(op, weight)
+    how = interception.how_to_quantize(op, config)
+    quantize = _over_layers(
+      functools.partial(interception.quantize, how=how), len(axes), axis
+    )
+    value = weight.get_raw_value()
+    if isinstance(value, jax.ShapeDtypeStruct):
+      array = jax.eval_shape(quantize, value)
+    else:
+      array = jax.jit(quantize)(value)
+    wrap = functools.partial(_like, weight)
+    setattr(
+      module,
+      op.name,
+      interception.QuantizedWeight(jax.tree.map(wrap, array), how),
+    )
+  out = interception.wrapped(model, interception.adapters_of(model), *inputs)
+  return injection.split_onto(out, state)
+
+
+def dequantize_base(
+  graphdef: nnx.GraphDef[Any], state: nnx.State, *, dtype: Any = None
+) -> tuple[nnx.GraphDef[Any], nnx.State]:
+  """Puts floating-point weights in place of all quantized ones.
+
+  Args:
+    graphdef: Graph definition of a quantized model.
+    state: Its whole state.
+    dtype: Dtype of the weights; None takes that of their scales.
+
+  Returns:
+    Graphdef and state of the model with plain weights; of its own class again
+    if it has no adapters.
+
+  Raises:
+    TypeError: If a Module is given instead of graphdef and state.
+  """
+  _checks.check_split('peftlib.dequantize_base', graphdef, state)
+  model = nnx.merge(graphdef, state, copy=True)
+  for _, module in model.iter_modules():
+    for name, weight in list(vars(module).items()):
+      if not isinstance(weight, interception.QuantizedWeight):
+        continue
+      variable = weight.array.qvalue
+      array = jax.tree.map(
+        lambda v: v.get_raw_value(),
+        weight.array,
+        is_leaf=lambda v: isinstance(v, nnx.Variable),
+      )
+      dequantize = functools.partial(_dequantized, dtype=dtype)
+      if isinstance(array.qvalue, jax.ShapeDtypeStruct):
+        value = jax.eval_shape(dequantize, array)
+      else:
+        value = jax.jit(dequantize)(array)
+      setattr(
+        module,
+        name,
+        type(variable).from_metadata(value, variable.get_metadata()),
+      )
+  if not interception.adapters_of(model):
+    model = interception.unwrapped(model)
+  return injection.split_onto(model, state)
+
+
+def _dequantized(array: qwix.QArray, dtype: Any) -> jax.Array:
+  value = qwix.dequantize(array)
+  return value if dtype is None else value.astype(dtype)
+
+
+def _check(
+  ops: list[interception.WeightOp],
+  modules: dict[Any, nnx.Module],
+  config: config_lib.LoraConfig,
+) -> None:
+  for op in ops:
+    weight = getattr(modules[op.path], op.name)
+    if isinstance(weight, interception.QuantizedWeight):
+      raise ValueError(
+        f'peftlib.quantize_base: {op.label} is quantized already, to'
+        f' {weight.how.qtype}; dequantize_base it first.'
+      )
+    if not op.exact:
+      raise ValueError(
+        f'peftlib.quantize_base: {op.label} is reshaped or transposed on its'
+        ' way to the op, which a quantized weight does not allow; exclude it'
+        ' by module_path.'
+      )
+  if config.tile_size is None:
+    return
+  misfits = []
+  for op in ops:
+    width = op.contracted_width
+    if width % config.tile_size:
+      misfits.append(f'{op.label} ({width})')
+  if misfits:
+    raise ValueError(
+      f'peftlib.quantize_base: tile_size={config.tile_size} does not divide'
+      f' the contracted width of {", ".join(misfits)}.'
+    )
+
+
+def _over_layers(
+  f: Callable[[Any], Any], stacked: int, axis: int
+) -> Callable[[Any], Any]:
+  """`f` on one layer after the other, so that only one is in flight."""
+  if not stacked:
+    return f
+
+  def call(array: jax.Array) -> Any:
+    out = jax.lax.map(
+      _over_layers(f, stacked - 1, 0), jnp.moveaxis(array, axis, 0)
+    )
+    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, axis), out)
+
+  return call
+
+
+def _like(weight: nnx.Variable[Any], value: Any) -> nnx.Variable[Any]:
+  """A variable for a part of the quantized weight, with its metadata."""
+  shape = weight.get_raw_value().shape
+  metadata = dict(weight.get_metadata())
+  for key in injection.SHARDING_KEYS:
+    names = metadata.get(key)
+    if names is None:
+      continue
+    # Scales have fewer elements than the axis that the name shards.
+    padded = (*names, *(None,) * (len(shape) - len(names)))
+    kept = [
+      n if a == b else None
+      for n, a, b in zip(padded, shape, value.shape, strict=True)
+    ]
+    if isinstance(names, jax.sharding.PartitionSpec):
+      metadata[key] = jax.sharding.PartitionSpec(*kept)
+    else:
+      metadata[key] = type(names)(kept)
+  return type(weight).from_metadata(value, metadata)
