@@ -6,8 +6,8 @@ import re
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.nn import initializers
+import jax.numpy as jnp
 
 WEIGHT_QTYPES: dict[str, Any] = {
   'nf4': 'nf4',

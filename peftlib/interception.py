@@ -296,7 +296,7 @@ def _is_array(x: Any) -> bool:
   return hasattr(x, 'shape') and hasattr(x, 'dtype')
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _provider(adapters: tuple[Adapter, ...]) -> '_Provider':
   return _Provider(adapters)
 
