@@ -1,0 +1,84 @@
+"""Grouped-query attention on plain arrays."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+
+def causal_mask(length: int, segment_ids: jax.Array | None = None) -> jax.Array:
+  """Who sees whom in a batch without a cache.
+
+  Args:
+    length: S.
+    segment_ids: int32 (B, S) or None: tokens see only tokens of the same id.
+
+  Returns:
+    bool (B or 1, S, S), axis 1 the queries. Every query sees itself, padding
+    too, so that no softmax is over nothing.
+  """
+  order = jnp.arange(length)
+  mask = (order[:, None] >= order)[None]
+  if segment_ids is not None:
+    mask &= segment_ids[:, :, None] == segment_ids[:, None, :]
+  return mask
+
+
+def cached_mask(
+  segment_ids: jax.Array, cached_segment_ids: jax.Array, index: jax.Array
+) -> jax.Array:
+  """Who sees whom when the keys are those of a cache.
+
+  Args:
+    segment_ids: int32 (B, S) of the new tokens.
+    cached_segment_ids: int32 (B, T) with the new ones already written.
+    index: int32 (), the slot of the first new token.
+
+  Returns:
+    bool (B, S, T).
+  """
+  new = index + jnp.arange(segment_ids.shape[1])
+  slots = jnp.arange(cached_segment_ids.shape[1])
+  same = segment_ids[:, :, None] == cached_segment_ids[:, None, :]
+  return same & (new[:, None] >= slots)[None]
+
+
+def attend(
+  queries: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array
+) -> jax.Array:
+  """Scaled dot-product attention, softmax in float32.
+
+  Written out instead of `jax.nn.dot_product_attention`, which on CPU is slower
+  with grouped heads (see tests/benchmarks).
+
+  Args:
+    queries: (B, S, num_heads, head_dim).
+    keys: (B, T, num_kv_heads, head_dim); a key head serves
+      num_heads / num_kv_heads neighbouring query heads and isn't repeated in
+      memory.
+    values: Like `keys`.
+    mask: bool (B or 1, S, T), true where a query sees a key.
+
+  Returns:
+    (B, S, num_heads, head_dim), dtype of the queries.
+  """
+  batch, length, num_heads, head_dim = queries.shape
+  num_kv_heads = keys.shape[2]
+  grouped = queries.reshape(
+    batch, length, num_kv_heads, num_heads // num_kv_heads, head_dim
+  )
+  keys, values = keys.astype(queries.dtype), values.astype(queries.dtype)
+  scores = jnp.einsum(
+    'bskgd,btkd->bkgst',
+    grouped,
+    keys,
+    preferred_element_type=jnp.float32,
+  )
+  scores = jnp.where(
+    mask[:, None, None],
+    scores * head_dim**-0.5,
+    jnp.finfo(jnp.float32).min,
+  )
+  weights = jax.nn.softmax(scores, axis=-1).astype(queries.dtype)
+  mixed = jnp.einsum('bkgst,btkd->bskgd', weights, values)
+  return mixed.reshape(batch, length, num_heads, head_dim)
