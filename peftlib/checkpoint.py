@@ -1,0 +1,382 @@
+"""Saving and restoring: adapters alone, and whole training runs."""
+
+from collections.abc import Mapping
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+from typing import Any, NamedTuple
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+
+from peftlib import _checks
+from peftlib import config as config_lib
+from peftlib import training
+
+# An adapter fits another run only if these agree; dropout, quantization and
+# initializers may differ between the run that made it and the one that goes on.
+_ADAPTER_FIELDS = ('module_path', 'rank', 'alpha')
+_ARRAYS = 'arrays'
+_MANIFEST = 'manifest.json'
+_NOT_SAVED = ('lora_a_initializer', 'lora_b_initializer')
+
+
+class Manifest(NamedTuple):
+  """What a checkpoint is of; compared before anything is restored.
+
+  Attributes:
+    config: Fields of the `LoraConfig` (its initializers excepted), or None
+      where the whole model was trained.
+    leaves: Shape and dtype of each trained variable, by its path.
+    base_fingerprint: Identifies the base model, see
+      `peftlib.models.fingerprint`.
+  """
+
+  config: dict[str, Any] | None
+  leaves: dict[str, tuple[tuple[int, ...], str]]
+  base_fingerprint: str
+
+
+def make_manifest(
+  trainable: nnx.State,
+  config: config_lib.LoraConfig | None,
+  base_fingerprint: str,
+) -> Manifest:
+  """Describes the trainable State of a run, of arrays or abstract values."""
+  _checks.check_state('peftlib.make_manifest', 'trainable', trainable)
+  fields = None
+  if config is not None:
+    fields = {
+      f.name: getattr(config, f.name)
+      for f in dataclasses.fields(config)
+      if f.name not in _NOT_SAVED
+    }
+  leaves = {
+    name: (tuple(leaf.shape), str(leaf.dtype))
+    for name, leaf in _named_leaves(trainable).items()
+  }
+  return Manifest(fields, leaves, base_fingerprint)
+
+
+def config_of(manifest: Manifest) -> config_lib.LoraConfig | None:
+  """The `LoraConfig` that a manifest was made with, or None."""
+  if manifest.config is None:
+    return None
+  return config_lib.LoraConfig(**manifest.config)
+
+
+def save_adapter(
+  directory: str | os.PathLike[str],
+  trainable: nnx.State,
+  manifest: Manifest,
+  *,
+  overwrite: bool = False,
+) -> None:
+  """Writes trained variables and their manifest into a new directory.
+
+  The directory appears under its name only when it is complete.
+
+  Args:
+    directory: Where to; its parents are made.
+    trainable: The State to save.
+    manifest: From `make_manifest` on the same State.
+    overwrite: Whether an adapter that is there already is replaced.
+
+  Raises:
+    FileExistsError: If the directory exists and `overwrite` is False.
+    ValueError: If the manifest describes another State.
+  """
+  _checks.check_state('peftlib.save_adapter', 'trainable', trainable)
+  path = pathlib.Path(directory).absolute()
+  if path.exists() and not overwrite:
+    raise FileExistsError(
+      f'peftlib.save_adapter: {path} exists; give another directory, or'
+      ' overwrite=True.'
+    )
+  own = make_manifest(trainable, None, manifest.base_fingerprint)
+  if own.leaves != manifest.leaves:
+    raise ValueError(
+      'peftlib.save_adapter: the manifest describes another State than the'
+      f' one to save:\n{_differences(manifest.leaves, own.leaves)}'
+    )
+  path.parent.mkdir(parents=True, exist_ok=True)
+  fresh = path.with_name(f'.{path.name}.new')
+  shutil.rmtree(fresh, ignore_errors=True)
+  with ocp.StandardCheckpointer() as checkpointer:
+    checkpointer.save(fresh / _ARRAYS, _named_leaves(trainable))
+  with open(fresh / _MANIFEST, 'w', encoding='utf-8') as f:
+    json.dump(_to_json(manifest), f, indent=1)
+    f.flush()
+    os.fsync(f.fileno())
+  if path.exists():
+    stale = path.with_name(f'.{path.name}.old')
+    shutil.rmtree(stale, ignore_errors=True)
+    path.rename(stale)
+    fresh.rename(path)
+    shutil.rmtree(stale)
+  else:
+    fresh.rename(path)
+
+
+def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
+  """Reads the manifest of an adapter directory.
+
+  Raises:
+    FileNotFoundError: If the directory isn't one that `save_adapter` wrote.
+  """
+  path = pathlib.Path(directory).absolute()
+  if not (path / _MANIFEST).is_file() or not (path / _ARRAYS).is_dir():
+    raise FileNotFoundError(
+      f'peftlib.read_manifest: {path} is not an adapter directory: it lacks'
+      f' {_MANIFEST} or {_ARRAYS}/, which save_adapter writes.'
+    )
+  return _from_json(json.loads((path / _MANIFEST).read_text('utf-8')))
+
+
+def restore_adapter(
+  directory: str | os.PathLike[str], like: nnx.State, manifest: Manifest
+) -> nnx.State:
+  """Reads trained variables into a State of the same structure.
+
+  Args:
+    directory: What `save_adapter` wrote.
+    like: A State of arrays or of `jax.ShapeDtypeStruct`s; shardings are kept.
+    manifest: From `make_manifest` on `like`, for the run that goes on.
+
+  Returns:
+    `like` with the saved values; no leaf of `like` itself is left in it.
+
+  Raises:
+    FileNotFoundError: If the directory isn't an adapter's.
+    ValueError: If rank, alpha, module path, base fingerprint, or a variable's
+      presence, shape or dtype differs; the text has saved and expected values.
+  """
+  _checks.check_state('peftlib.restore_adapter', 'like', like)
+  path = pathlib.Path(directory).absolute()
+  saved = read_manifest(path)
+  _compare('peftlib.restore_adapter', path, saved, manifest, _ADAPTER_FIELDS)
+  with ocp.StandardCheckpointer() as checkpointer:
+    stored = checkpointer.metadata(path / _ARRAYS).item_metadata
+    _check_leaves('peftlib.restore_adapter', path, dict(stored.items()), like)
+    restored = checkpointer.restore(path / _ARRAYS, _abstract_leaves(like))
+  return _from_named_leaves(restored, like)
+
+
+def open_run(
+  directory: str | os.PathLike[str], *, max_to_keep: int = 2
+) -> ocp.CheckpointManager:
+  """Opens the checkpoints of a training run; close it when done.
+
+  Args:
+    directory: Made if it isn't there.
+    max_to_keep: How many of the newest checkpoints stay.
+
+  Returns:
+    Orbax's manager: `latest_step()`, `wait_until_finished()`, `close()`.
+  """
+  return ocp.CheckpointManager(
+    pathlib.Path(directory).absolute(),
+    options=ocp.CheckpointManagerOptions(max_to_keep=max_to_keep, create=True),
+    item_names=('train_state', 'data', 'manifest'),
+  )
+
+
+def save_run(
+  manager: ocp.CheckpointManager,
+  train_state: training.TrainState,
+  data_state: Mapping[str, Any],
+  manifest: Manifest,
+) -> None:
+  """Saves a run at `train_state.step`, in the background and atomically.
+
+  Args:
+    manager: From `open_run`.
+    train_state: Copied before the call returns: it may be donated next.
+    data_state: Position of the input pipeline, as JSON values.
+    manifest: From `make_manifest` on `train_state.trainable`.
+  """
+  manager.save(
+    int(train_state.step),
+    args=ocp.args.Composite(
+      train_state=ocp.args.StandardSave(_named_leaves(train_state)),
+      data=ocp.args.JsonSave(dict(data_state)),
+      manifest=ocp.args.JsonSave(_to_json(manifest)),
+    ),
+    force=True,
+  )
+
+
+def restore_run(
+  manager: ocp.CheckpointManager,
+  like: training.TrainState,
+  manifest: Manifest,
+  *,
+  step: int | None = None,
+) -> tuple[training.TrainState, dict[str, Any]]:
+  """Restores a run: every array, the step, the key and the data's position.
+
+  Args:
+    manager: From `open_run`.
+    like: A train state of the same structure, of arrays or abstract values.
+    manifest: From `make_manifest` on `like.trainable`.
+    step: Which checkpoint; the newest one by default.
+
+  Returns:
+    The train state and the saved `data_state`.
+
+  Raises:
+    FileNotFoundError: If there is no checkpoint.
+    ValueError: If config, base or any leaf differs from what was saved; the
+      text has saved and expected values.
+  """
+  step = manager.latest_step() if step is None else step
+  if step is None:
+    raise FileNotFoundError(
+      f'peftlib.restore_run: {manager.directory} has no checkpoint.'
+    )
+  path = pathlib.Path(os.fspath(manager.directory)) / str(step)
+  read = manager.restore(
+    step,
+    args=ocp.args.Composite(
+      manifest=ocp.args.JsonRestore(), data=ocp.args.JsonRestore()
+    ),
+  )
+  saved = _from_json(read['manifest'])
+  fields = tuple(manifest.config or ())
+  _compare('peftlib.restore_run', path, saved, manifest, fields)
+  stored = manager.item_metadata(step)['train_state']
+  _check_leaves('peftlib.restore_run', path, dict(stored.items()), like)
+  restored = manager.restore(
+    step,
+    args=ocp.args.Composite(
+      train_state=ocp.args.StandardRestore(_abstract_leaves(like))
+    ),
+  )
+  return _from_named_leaves(restored['train_state'], like), dict(read['data'])
+
+
+def _is_key(x: Any) -> bool:
+  return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _named(tree: Any) -> dict[str, Any]:
+  flat, _ = jax.tree_util.tree_flatten_with_path(tree)
+  named = {
+    # A Variable's own level says nothing.
+    jax.tree_util.keystr(path, simple=True, separator='/').removesuffix(
+      '/value'
+    ): leaf
+    for path, leaf in flat
+  }
+  assert len(named) == len(flat), 'two leaves share a name'
+  return named
+
+
+def _named_leaves(tree: Any) -> dict[str, Any]:
+  """Plain arrays by path; typed keys as their data."""
+  return {
+    name: _key_data(leaf) if _is_key(leaf) else leaf
+    for name, leaf in _named(tree).items()
+  }
+
+
+def _key_data(key: Any) -> Any:
+  if isinstance(key, jax.ShapeDtypeStruct):
+    return jax.eval_shape(jax.random.key_data, key)
+  return jax.random.key_data(key)
+
+
+def _abstract_leaves(tree: Any) -> dict[str, jax.ShapeDtypeStruct]:
+  return {
+    name: jax.ShapeDtypeStruct(
+      leaf.shape, leaf.dtype, sharding=getattr(leaf, 'sharding', None)
+    )
+    for name, leaf in _named_leaves(tree).items()
+  }
+
+
+def _from_named_leaves(values: Mapping[str, Any], like: Any) -> Any:
+  leaves = [
+    jax.random.wrap_key_data(values[name], impl=_key_impl(leaf))
+    if _is_key(leaf)
+    else values[name]
+    for name, leaf in _named(like).items()
+  ]
+  return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+def _key_impl(key: Any) -> Any:
+  impls = []
+  # Traced, since the question cannot be put to an abstract value.
+  jax.eval_shape(lambda k: impls.append(jax.random.key_impl(k)), key)
+  return impls[0]
+
+
+def _to_json(manifest: Manifest) -> dict[str, Any]:
+  return {
+    'config': manifest.config,
+    'leaves': {k: [list(s), d] for k, (s, d) in manifest.leaves.items()},
+    'base_fingerprint': manifest.base_fingerprint,
+  }
+
+
+def _from_json(value: Mapping[str, Any]) -> Manifest:
+  return Manifest(
+    value['config'],
+    {k: (tuple(s), d) for k, (s, d) in value['leaves'].items()},
+    value['base_fingerprint'],
+  )
+
+
+def _differences(saved: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
+  """One line for each name whose values differ."""
+  show = lambda side, name: repr(side[name]) if name in side else 'missing'
+  return '\n'.join(
+    f'  {name}: saved {show(saved, name)}, expected {show(expected, name)}'
+    for name in sorted({*saved, *expected})
+    if saved.get(name) != expected.get(name)
+    or (name in saved) != (name in expected)
+  )
+
+
+def _compare(
+  function: str,
+  path: pathlib.Path,
+  saved: Manifest,
+  expected: Manifest,
+  fields: tuple[str, ...],
+) -> None:
+  def flat(manifest: Manifest) -> dict[str, Any]:
+    config = manifest.config or {}
+    method = 'full' if manifest.config is None else 'lora'
+    return {
+      'method': method,
+      'base_fingerprint': manifest.base_fingerprint,
+      **{name: config[name] for name in fields if name in config},
+      **manifest.leaves,
+    }
+
+  differences = _differences(flat(saved), flat(expected))
+  if differences:
+    raise ValueError(
+      f'{function}: {path} does not fit this run:\n{differences}'
+    )
+
+
+def _check_leaves(
+  function: str, path: pathlib.Path, stored: Mapping[str, Any], like: Any
+) -> None:
+  """Raises where the arrays on disk aren't exactly those of `like`."""
+  differences = _differences(
+    {k: (tuple(v.shape), str(v.dtype)) for k, v in stored.items()},
+    {k: (tuple(v.shape), str(v.dtype)) for k, v in _named_leaves(like).items()},
+  )
+  if differences:
+    raise ValueError(
+      f'{function}: the arrays in {path} are not those of this'
+      f' run:\n{differences}'
+    )
