@@ -85,7 +85,8 @@ def encode_row(
     ids = tokenizer.encode(row.text, add_special_tokens=True)
     return _finish(_with_eos(ids, tokenizer), [], 0, 'all', row.source)
   if row.messages is None and not _uses_chat(tokenizer, template):
-    assert row.prompt is not None and row.completion is not None
+    assert row.prompt is not None
+    assert row.completion is not None
     start = tokenizer.encode(row.prompt, add_special_tokens=True)
     ids = start + tokenizer.encode(row.completion)
     spans = [(len(start), len(ids) + 1)]

@@ -1,4 +1,4 @@
-"""Rows to batches: a deterministic grain pipeline whose position can be saved."""
+"""Rows to batches: a deterministic grain pipeline with a saveable position."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ import typing
 import grain
 import numpy as np
 
-from peftlib.data import chat
-from peftlib.data import packing
-from peftlib.data import reading
+from peftlib.data import chat, packing, reading
 from peftlib.data import tokenizer as tokenizer_lib
 
 Batch = dict[str, np.ndarray]

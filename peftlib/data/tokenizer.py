@@ -22,11 +22,7 @@ from jinja2 import nodes as jinja2_nodes
 from jinja2 import parser as jinja2_parser
 from jinja2 import sandbox as jinja2_sandbox
 import tokenizers
-from tokenizers import decoders
-from tokenizers import models
-from tokenizers import normalizers
-from tokenizers import pre_tokenizers
-from tokenizers import processors
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 _CONTROL_TOKEN = gguf.TokenType.CONTROL
 _USER_TOKEN = gguf.TokenType.USER_DEFINED
@@ -107,8 +103,8 @@ class Tokenizer:
     """Reads the tokenizer files of a Hugging Face model directory.
 
     `tokenizer.json` is required; `tokenizer_config.json`,
-    `special_tokens_map.json`, `chat_template.jinja` and `generation_config.json`
-    (for its end-of-sequence ids) are used where there.
+    `special_tokens_map.json`, `chat_template.jinja` and, for its
+    end-of-sequence ids, `generation_config.json` are used where there.
 
     Args:
       directory: the directory.
