@@ -1,0 +1,143 @@
+"""Writes the BUILD files from what the Python files import.
+
+`make bazel-files` (this with --write) brings them up to date; without --write
+it prints what would change and exits with 1. bazel_files_test.py fails as long
+as there is something.
+"""
+
+import argparse
+import ast
+from collections.abc import Iterator
+import pathlib
+import sys
+
+# Through the links that Bazel runs tests from: the checkout is the subject.
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PACKAGES = ('peftlib', 'tests', 'transforms')
+_HEADER = '"""Written by `make bazel-files`; do not edit."""\n'
+
+# Read by their path, not imported: a test that mentions them has them as data.
+_DATA = {'golden': '//tests/golden', 'README.md': '//:README.md'}
+
+
+def python_files(root: pathlib.Path) -> list[pathlib.Path]:
+  """Returns our Python files, relative to `root`, in order."""
+  return sorted(
+    path.relative_to(root)
+    for package in PACKAGES
+    for path in (root / package).rglob('*.py')
+    # Scripts beside golden data are part of it: they run elsewhere, by hand.
+    if path.name != 'conftest.py' and 'golden' not in path.parts
+  )
+
+
+def imported(source: str) -> Iterator[tuple[str, str]]:
+  """Yields (module, name) of each import; name is '' for a plain import."""
+  for node in ast.walk(ast.parse(source)):
+    if isinstance(node, ast.Import):
+      yield from ((alias.name, '') for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+      yield from ((node.module or '', alias.name) for alias in node.names)
+
+
+def label(path: pathlib.Path) -> str:
+  """Returns the label of a Python file's target."""
+  folder = path.parent.as_posix()
+  return f'//{folder}:{target_name(path)}'
+
+
+def target_name(path: pathlib.Path) -> str:
+  """Returns the name of a Python file's target within its folder."""
+  return path.parent.name if path.name == '__init__.py' else path.stem
+
+
+def requirements(root: pathlib.Path, path: pathlib.Path) -> list[str]:
+  """Returns the top-level names that a file imports from elsewhere."""
+  tops = {
+    module.partition('.')[0]
+    for module, _ in imported((root / path).read_text())
+  }
+  return sorted(tops - set(PACKAGES) - sys.stdlib_module_names)
+
+
+def deps(root: pathlib.Path, path: pathlib.Path) -> list[str]:
+  """Returns the labels of the files of ours that a file imports."""
+  found = set()
+  for module, name in imported((root / path).read_text()):
+    if module.partition('.')[0] not in PACKAGES:
+      continue
+    # `from a.b import c` means module c if there is one, else a name of a.b.
+    stem = pathlib.Path(*module.split('.'))
+    for candidate in (stem / name if name else stem, stem):
+      files = (candidate.with_suffix('.py'), candidate / '__init__.py')
+      file = next((f for f in files if (root / f).is_file()), None)
+      if file:
+        found.add(label(file))
+        break
+    else:
+      raise FileNotFoundError(f'{path}: {module} {name} is no file of ours')
+  return sorted(found - {label(path)}, key=lambda x: x.split(':'))
+
+
+def data(root: pathlib.Path, path: pathlib.Path) -> list[str]:
+  """Returns the labels of the files that a test mentions."""
+  if not path.name.endswith('_test.py'):
+    return []
+  source = (root / path).read_text()
+  return sorted(v for mark, v in _DATA.items() if mark in source)
+
+
+def _rule(rule: str, **attributes: str | list[str]) -> str:
+  lines = [f'{rule}(']
+  for key, value in attributes.items():
+    if isinstance(value, str):
+      lines.append(f'    {key} = "{value}",')
+    elif len(value) == 1:
+      lines.append(f'    {key} = ["{value[0]}"],')
+    elif value:
+      lines += [f'    {key} = [', *(f'        "{v}",' for v in value), '    ],']
+  return '\n'.join([*lines, ')\n'])
+
+
+def build_files(root: pathlib.Path) -> dict[pathlib.Path, str]:
+  """Returns the text of each BUILD file, by its path relative to `root`."""
+  rules: dict[pathlib.Path, list[str]] = {}
+  for path in python_files(root):
+    test = path.name.endswith('_test.py')
+    rules.setdefault(path.parent, []).append(
+      _rule(
+        'peft_test' if test else 'peft_library',
+        name=target_name(path),
+        srcs=[path.name],
+        data=data(root, path),
+        requirements=requirements(root, path),
+        deps=deps(root, path),
+      )
+    )
+  files = {}
+  for folder, texts in rules.items():
+    names = sorted({text.partition('(')[0] for text in texts})
+    symbols = ', '.join(f'"{name}"' for name in names)
+    load = f'load("//.ci/bazel:defs.bzl", {symbols})\n'
+    files[folder / 'BUILD'] = '\n'.join([_HEADER, load, *texts])
+  return files
+
+
+def main(argv: list[str]) -> int:
+  """Compares or, with --write, writes; returns the exit status."""
+  parser = argparse.ArgumentParser(description=__doc__)
+  parser.add_argument('--write', action='store_true')
+  args = parser.parse_args(argv)
+  stale = False
+  for path, text in build_files(ROOT).items():
+    target = ROOT / path
+    if not target.exists() or target.read_text() != text:
+      stale = True
+      print(f'{"wrote" if args.write else "stale:"} {path}')
+      if args.write:
+        target.write_text(text)
+  return int(stale and not args.write)
+
+
+if __name__ == '__main__':
+  sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,116 @@
+"""The BUILD files say what the Python files import."""
+
+import ast
+import pathlib
+import tempfile
+
+from absl.testing import absltest
+
+from tests.repository import bazel_files
+
+_ROOT = bazel_files.ROOT
+
+
+def _targets(build: pathlib.Path):
+  """Returns {name: keyword arguments} of the calls in a BUILD file."""
+  calls = {}
+  for node in ast.walk(ast.parse(build.read_text())):
+    if isinstance(node, ast.Call) and node.func.id.startswith('peft_'):
+      kwargs = {k.arg: ast.literal_eval(k.value) for k in node.keywords}
+      calls[kwargs['name']] = {'rule': node.func.id, **kwargs}
+  return calls
+
+
+class BazelFilesTest(absltest.TestCase):
+  def test_build_files_are_those_of_the_generator(self):
+    stale = [
+      str(path)
+      for path, text in bazel_files.build_files(_ROOT).items()
+      if not (_ROOT / path).exists() or (_ROOT / path).read_text() != text
+    ]
+    self.assertEqual(stale, [], 'run: make bazel-files')
+
+  def test_every_test_file_has_a_test_target(self):
+    # Read from the files, not from the generator, which might forget one.
+    for path in (_ROOT / 'tests').rglob('*_test.py'):
+      with self.subTest(path.relative_to(_ROOT)):
+        target = _targets(path.parent / 'BUILD')[path.stem]
+        self.assertEqual(target['rule'], 'peft_test')
+        self.assertEqual(target['srcs'], [path.name])
+
+  def test_every_import_of_ours_has_its_dep(self):
+    for path in bazel_files.python_files(_ROOT):
+      target = _targets(_ROOT / path.parent / 'BUILD')[
+        bazel_files.target_name(path)
+      ]
+      for node in ast.walk(ast.parse((_ROOT / path).read_text())):
+        if not isinstance(node, ast.ImportFrom):
+          continue
+        for alias in node.names:
+          module = pathlib.Path(*node.module.split('.'), f'{alias.name}.py')
+          if not (_ROOT / module).is_file():
+            continue
+          with self.subTest(f'{path}:{node.lineno}'):
+            self.assertIn(
+              f'//{module.parent.as_posix()}:{module.stem}',
+              target.get('deps', []),
+            )
+
+  def test_generator_on_a_small_tree(self):
+    with tempfile.TemporaryDirectory() as name:
+      root = pathlib.Path(name)
+      for path, text in {
+        'peftlib/__init__.py': 'from peftlib.a import f\n',
+        'peftlib/a.py': 'import os\nimport jax.numpy\nf = 1\n',
+        'peftlib/b/__init__.py': '',
+        'peftlib/b/c.py': 'from peftlib import a\n',
+        'tests/peftlib/a_test.py': (
+          'import peftlib\n'
+          'def test():\n'
+          '  from peftlib.b import c\n'
+          "  open('golden/x')\n"
+        ),
+      }.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+      files = bazel_files.build_files(root)
+    self.assertEqual(
+      sorted(map(str, files)),
+      ['peftlib/BUILD', 'peftlib/b/BUILD', 'tests/peftlib/BUILD'],
+    )
+    self.assertEqual(
+      files[pathlib.Path('tests/peftlib/BUILD')],
+      '"""Written by `make bazel-files`; do not edit."""\n\n'
+      'load("//.ci/bazel:defs.bzl", "peft_test")\n\n'
+      'peft_test(\n'
+      '    name = "a_test",\n'
+      '    srcs = ["a_test.py"],\n'
+      '    data = ["//tests/golden"],\n'
+      '    deps = [\n'
+      '        "//peftlib:peftlib",\n'
+      '        "//peftlib/b:c",\n'
+      '    ],\n'
+      ')\n',
+    )
+    self.assertIn(
+      '    name = "peftlib",\n'
+      '    srcs = ["__init__.py"],\n'
+      '    deps = ["//peftlib:a"],\n',
+      files[pathlib.Path('peftlib/BUILD')],
+    )
+    self.assertIn(
+      '    name = "a",\n    srcs = ["a.py"],\n    requirements = ["jax"],\n',
+      files[pathlib.Path('peftlib/BUILD')],
+    )
+
+  def test_import_of_a_missing_module_is_an_error(self):
+    with tempfile.TemporaryDirectory() as name:
+      root = pathlib.Path(name)
+      (root / 'peftlib').mkdir()
+      (root / 'peftlib' / 'a.py').write_text('from peftlib import nothing\n')
+      with self.assertRaisesRegex(FileNotFoundError, 'peftlib/a.py.*nothing'):
+        bazel_files.build_files(root)
+
+
+if __name__ == '__main__':
+  absltest.main()

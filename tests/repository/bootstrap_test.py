@@ -1,0 +1,230 @@
+"""What the bootstrap says when it can't make the environment."""
+
+import ast
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
+import tomllib
+import types
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_SCRIPT = _ROOT / '.ci' / 'bootstrap.py'
+
+
+def _load() -> types.ModuleType:
+  spec = importlib.util.spec_from_file_location('bootstrap', _SCRIPT)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
+
+
+bootstrap = _load()
+
+
+def _run(*command, **env):
+  return subprocess.run(
+    command,
+    cwd=_ROOT,
+    env={**os.environ, **env},
+    capture_output=True,
+    text=True,
+  )
+
+
+class BootstrapTest(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(self.create_tempdir().full_path)
+    self.venv = self.folder / 'venv'
+
+  def _bootstrap(self, *args, **env):
+    return _run(
+      sys.executable, str(_SCRIPT), f'--venv={self.venv}', *args, **env
+    )
+
+  def test_old_python_is_one_line(self):
+    # A sitecustomize is what an old interpreter would be, without having one.
+    (self.folder / 'sitecustomize.py').write_text(
+      "import sys\nsys.version_info = (3, 11, 2, 'final', 0)\n"
+    )
+    result = self._bootstrap('--packages=x', PYTHONPATH=str(self.folder))
+    self.assertEqual(result.returncode, 2)
+    self.assertEqual(result.stdout, '')
+    self.assertEqual(
+      result.stderr,
+      'Python 3.12 or newer is needed, this is 3.11.2: install it, or name '
+      'one: make PYTHON=/path/to/python3.12\n',
+    )
+    self.assertFalse(self.venv.exists())
+
+  @parameterized.parameters(
+    ((2, 7, 18), True), ((3, 11, 9), True), ((3, 12, 0), False), ((4, 0), False)
+  )
+  def test_version(self, version, wrong):
+    self.assertEqual(bootstrap.version_problem(version) is not None, wrong)
+
+  def test_parses_in_old_pythons(self):
+    # As far back as the parser can be told to go.
+    ast.parse(_SCRIPT.read_text(), feature_version=(3, 6))
+
+  def test_no_disk_space_is_one_line(self):
+    result = self._bootstrap('--packages=x', f'--space={10**18}')
+    self.assertEqual(result.returncode, 2)
+    self.assertEqual(result.stdout, '')
+    self.assertRegex(
+      result.stderr,
+      r'\ANot enough disk space: 1000000000\.0 GB are needed in '
+      rf'{self.folder}, \d+\.\d GB are free; make room there and run this '
+      r'again\.\n\Z',
+    )
+    self.assertFalse(self.venv.exists())
+
+  def test_index_that_does_not_answer_is_one_line(self):
+    # Port 9 of the loopback interface: closed, so nothing leaves the machine.
+    (self.folder / 'lock').write_text(
+      'absl-py==2.5.1 --hash=sha256:' + 64 * '0' + '\n'
+    )
+    env = {k: v for k, v in os.environ.items() if not k.startswith('PIP_')}
+    env.update(
+      PIP_INDEX_URL='http://127.0.0.1:9/simple', PIP_CONFIG_FILE=os.devnull
+    )
+    result = subprocess.run(
+      [
+        *(sys.executable, str(_SCRIPT), f'--venv={self.venv}', '--space=0'),
+        f'--lock={self.folder / "lock"}',
+      ],
+      env=env,
+      cwd=_ROOT,
+      capture_output=True,
+      text=True,
+    )
+    self.assertEqual(result.returncode, 2)
+    self.assertEqual(
+      result.stderr,
+      'The package index cannot be reached: check the network, or name a '
+      'mirror in PIP_INDEX_URL, and run this again; details in '
+      f'{self.venv}/bootstrap.log.\n',
+    )
+    self.assertIn(
+      'Connection refused', (self.venv / 'bootstrap.log').read_text()
+    )
+    # Nothing says that this environment is done.
+    self.assertEqual(list(self.venv.glob('.stamp*')), [])
+
+  @parameterized.named_parameters(
+    (
+      'full',
+      'ERROR: Could not install packages due to an OSError: [Errno 28] No '
+      'space left on device\n',
+      r'\AThe disk is full: about 2\.0 GB are needed',
+    ),
+    (
+      'hash',
+      'ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS '
+      'FILE.\n',
+      r'\AA downloaded package differs from the one in the lock',
+    ),
+    (
+      'no_index',
+      "WARNING: Retrying after connection broken by 'NewConnectionError("
+      "...)'\nERROR: Could not find a version that satisfies the requirement "
+      'x\nERROR: No matching distribution found for x\n',
+      r'\AThe package index cannot be reached',
+    ),
+    (
+      'no_package',
+      'ERROR: Could not find a version that satisfies the requirement x\n'
+      'ERROR: No matching distribution found for x\n',
+      r'\AThe package index does not have .*: ERROR: No matching distribution '
+      r'found for x \(',
+    ),
+    (
+      'no_venv',
+      'The virtual environment was not created successfully because ensurepip '
+      'is not available.\n',
+      r'\AThis Python cannot make virtual environments',
+    ),
+    ('other', 'ERROR: it broke\n', r'\Apip failed: ERROR: it broke \(details'),
+    ('silent', '', r'\Apip failed: no reason given \(details in log\)\.'),
+  )
+  def test_diagnosis(self, output, expected):
+    line = bootstrap.diagnose(output, 'pip', 'log')
+    self.assertRegex(line, expected)
+    self.assertNotIn('\n', line)
+
+  def test_second_run_does_nothing(self):
+    # `pip` is what every new environment has, so this asks no index.
+    args = ('--packages=pip', '--space=0')
+    env = {'PIP_NO_INDEX': '1'}
+    first = self._bootstrap(*args, **env)
+    self.assertEqual(first.returncode, 0, first.stderr)
+    self.assertIn('Installing pip into', first.stdout)
+    marker = self.venv / 'marker'
+    marker.touch()
+    second = self._bootstrap(*args, **env)
+    self.assertEqual((second.returncode, second.stdout), (0, ''))
+    self.assertTrue(marker.exists())
+
+  def test_one_that_was_cut_short_is_made_anew(self):
+    args = ('--packages=pip', '--space=0')
+    self._bootstrap(*args, PIP_NO_INDEX='1')
+    (self.venv / '.stamp-packages').unlink()
+    marker = self.venv / 'marker'
+    marker.touch()
+    result = self._bootstrap(*args, PIP_NO_INDEX='1')
+    self.assertEqual(result.returncode, 0, result.stderr)
+    self.assertFalse(marker.exists())
+
+  def test_make_passes_the_one_line_on(self):
+    result = _run('make', 'venv', f'PYTHON={self.folder}/none')
+    self.assertEqual(result.returncode, 2)
+    lines = result.stderr.splitlines()
+    self.assertEqual(
+      lines[0],
+      'No Python found: install Python 3.12, or name one: '
+      'make PYTHON=/path/to/python3.12',
+    )
+    # Make's own last word can't be had without.
+    self.assertLen(lines, 2)
+    self.assertStartsWith(lines[1], 'make: ***')
+
+
+class LockTest(absltest.TestCase):
+  def test_every_requirement_has_a_version_and_a_hash(self):
+    text = (_ROOT / 'requirements.lock').read_text().replace('\\\n', ' ')
+    lines = [line for line in text.splitlines() if line[:1] not in '# ']
+    self.assertGreater(len(lines), 50)
+    for line in lines:
+      self.assertRegex(line, r'^[a-z0-9-]+==\S+ .*--hash=sha256:[0-9a-f]{64}')
+
+  def test_names_no_host(self):
+    text = (_ROOT / 'requirements.lock').read_text()
+    self.assertNotIn('://', text)
+    self.assertNotRegex(text, r'(?m)^-')
+
+  def test_holds_what_the_project_asks_for(self):
+    project = tomllib.loads((_ROOT / 'pyproject.toml').read_text())['project']
+    asked = project['dependencies'] + project['optional-dependencies']['dev']
+    text = (_ROOT / 'requirements.lock').read_text()
+    for requirement in asked:
+      name, _, bound = requirement.partition('>=')
+      with self.subTest(name):
+        locked = next(
+          line.split()[0].partition('==')[2]
+          for line in text.splitlines()
+          if line.startswith(f'{name}==')
+        )
+        self.assertGreaterEqual(_version(locked), _version(bound))
+
+
+def _version(text):
+  return tuple(int(part) for part in text.split('.'))
+
+
+if __name__ == '__main__':
+  absltest.main()
