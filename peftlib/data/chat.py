@@ -195,7 +195,8 @@ def _encode_pieces(
   # White space after the end token of the last turn teaches nothing.
   pieces[-1] = (_strip_after_end(pieces[-1][0], tokenizer), True)
   whole = tokenizer.encode(''.join(text for text, _ in pieces))
-  ends, text = [], ''
+  ends: list[int] = []
+  text = ''
   for piece, _ in pieces[:-1]:
     text += piece
     prefix = tokenizer.encode(text)

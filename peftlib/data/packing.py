@@ -113,20 +113,21 @@ def first_fit(
   *,
   length: int,
   loss_length: int,
-  window: int = 64,
+  window: int = 128,
 ) -> list[list[int]]:
   """Packs rows into sequences: each into the first that has room.
 
-  Both of a sequence's capacities hold: tokens and targets. No row is dropped
-  or cut.
+  Rows are taken a window at a time, the longest of it first (first fit
+  decreasing). Both of a sequence's capacities hold: tokens and targets. No row
+  is dropped or cut.
 
   Args:
     lengths: tokens of each row.
     loss_counts: targets of each row.
     length: tokens that a sequence has room for.
     loss_length: targets that a sequence has room for.
-    window: number of sequences that are open at a time; when none of them has
-      room, the fullest is closed.
+    window: number of rows that are sorted together, and of sequences that are
+      open at a time; when none of them has room, the fullest is closed.
 
   Returns:
     The indices of each sequence's rows, sequences in the order in which they
@@ -139,7 +140,16 @@ def first_fit(
   opened = np.zeros(window, np.int64)
   free = np.zeros(window, np.int64)
   loss_free = np.zeros(window, np.int64)
-  for i, (n, k) in enumerate(zip(lengths, loss_counts, strict=True)):
+  order = [
+    i
+    for start in range(0, len(lengths), window)
+    for i in sorted(
+      range(start, min(start + window, len(lengths))),
+      key=lambda i: -lengths[i],
+    )
+  ]
+  for i in order:
+    n, k = lengths[i], loss_counts[i]
     if n > length or k > loss_length:
       raise ValueError(
         f'row {i} has {n} tokens and {k} targets; a sequence has room for'

@@ -10,7 +10,9 @@ import typing
 import grain
 import numpy as np
 
-from peftlib.data import chat, packing, reading
+from peftlib.data import chat
+from peftlib.data import packing
+from peftlib.data import reading
 from peftlib.data import tokenizer as tokenizer_lib
 
 Batch = dict[str, np.ndarray]

@@ -22,7 +22,11 @@ from jinja2 import nodes as jinja2_nodes
 from jinja2 import parser as jinja2_parser
 from jinja2 import sandbox as jinja2_sandbox
 import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import decoders
+from tokenizers import models
+from tokenizers import normalizers
+from tokenizers import pre_tokenizers
+from tokenizers import processors
 
 _CONTROL_TOKEN = gguf.TokenType.CONTROL
 _USER_TOKEN = gguf.TokenType.USER_DEFINED

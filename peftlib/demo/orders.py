@@ -36,20 +36,14 @@ import random
 import re
 from typing import Any
 
-from absl import app, flags
+from absl import app
+from absl import flags
 
-from peftlib.demo import order_patterns, order_words
+from peftlib.demo import order_patterns
+from peftlib.demo import order_words
 
 SYSTEM = 'Reply with JSON.'
 FILES = ('train.jsonl', 'heldout_values.jsonl', 'heldout_patterns.jsonl')
-
-_OUTPUT = flags.DEFINE_string(
-  'output', None, 'Folder to write the three files to; made if missing.'
-)
-_SEED = flags.DEFINE_integer('seed', 0, 'Seed of the rows.', lower_bound=0)
-_ROWS = flags.DEFINE_integer(
-  'rows', 4000, 'Number of training rows.', lower_bound=1
-)
 
 # Some of them twice or more, which makes them as many times as likely.
 _OPENINGS = (
@@ -374,21 +368,23 @@ def _write_lines(path: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
     temporary.unlink(missing_ok=True)
 
 
-def main(argv: Sequence[str]) -> None:
-  """Writes the three files and says where.
-
-  Args:
-    argv: the program's name; anything more is an error.
-
-  Raises:
-    app.UsageError: there are arguments besides flags.
-  """
+def _main(argv: Sequence[str]) -> None:
+  """Writes the three files and says where."""
   if len(argv) > 1:
     raise app.UsageError(f'unexpected argument {argv[1]!r}; give only flags')
-  for path in write(_OUTPUT.value, rows=_ROWS.value, seed=_SEED.value).values():
+  values = flags.FLAGS
+  if not values.output:
+    raise app.UsageError('--output is empty; expected a folder')
+  for path in write(values.output, rows=values.rows, seed=values.seed).values():
     print(path)
 
 
 if __name__ == '__main__':
-  flags.mark_flag_as_required('output')
-  app.run(main)
+  # Defined here, not above: other programs import this module, and have flags
+  # of these names.
+  flags.DEFINE_string(
+    'output', '', 'Folder to write the three files to; made if missing.'
+  )
+  flags.DEFINE_integer('seed', 0, 'Seed of the rows.', lower_bound=0)
+  flags.DEFINE_integer('rows', 4000, 'Training rows.', lower_bound=1)
+  app.run(_main)
