@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax import typing as jax_typing
+import jax.numpy as jnp
 
 from peftlib.models import config as config_lib
 

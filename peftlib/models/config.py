@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 import dataclasses
 import math
-from collections.abc import Mapping
 from typing import Any
 
+from jax import typing as jax_typing
 import jax.numpy as jnp
 import numpy as np
-from jax import typing as jax_typing
 
 _ROPE_TYPES = ('none', 'linear', 'llama3')
 

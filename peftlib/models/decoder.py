@@ -11,10 +11,10 @@ from __future__ import annotations
 import functools
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 from flax import nnx
+import jax
 from jax import typing as jax_typing
+import jax.numpy as jnp
 
 from peftlib.models import attention
 from peftlib.models import cache as cache_lib
@@ -301,8 +301,8 @@ class Decoder(nnx.Module):
         these alone. With a large vocabulary it is a third of the work.
 
     Returns:
-      float32 logits (B, S or K, vocab_size); with a cache the pair of logits and
-      the new cache.
+      float32 logits (B, S or K, vocab_size); with a cache the pair of logits
+      and the new cache.
 
     Raises:
       ValueError: Shapes don't fit one another.

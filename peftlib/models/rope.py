@@ -46,8 +46,8 @@ def angles(
     config: Gives the frequencies and the compute dtype.
 
   Returns:
-    Two arrays of the compute dtype, shape (..., S, 1, head_dim / 2); the axis of
-    size one stands for the heads.
+    Two arrays of the compute dtype, shape (..., S, 1, head_dim / 2); the axis
+    of size one stands for the heads.
   """
   freqs = inverse_frequencies(config)
   theta = positions.astype(jnp.float32)[..., None, None] * freqs
