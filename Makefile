@@ -59,7 +59,7 @@ types: venv  ## Check the types with mypy.
 
 interop-venv:
 	$(BOOTSTRAP) --venv=$(VENV)-interop --python=$(INTEROP_PYTHON) \
-	  --requirements=tests/interop/requirements.txt --space=3000000000
+	  --requirements=.ci/interop.txt --space=3000000000
 
 interop-test: assets interop-venv  ## Compare with torch, transformers, peft.
 	@JAX_PLATFORMS=cpu $(VENV)/bin/python tests/interop/run.py \
