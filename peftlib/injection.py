@@ -1,6 +1,7 @@
 """Adding adapters to a split model."""
 
 import difflib
+import functools
 import math
 import re
 from typing import Any
@@ -78,7 +79,7 @@ def inject(
   matched = matching(ops, config.module_path)
   adapters = (*present, interception.Adapter(adapter, config))
   out = interception.wrapped(model, adapters, *inputs)
-  modules = dict(out.iter_modules())
+  modules = dict(nnx.iter_modules(out))
   for i, op in enumerate(matched):
     module = modules[op.path]
     _add_factors(module, op, config, adapter, jax.random.fold_in(key, i))
@@ -261,6 +262,8 @@ def stack_axes(
   )
 
 
+# Cached, since weights of equal shape are many and a compilation is slow.
+@functools.lru_cache(maxsize=256)
 def _layered(
   init: Any,
   shape: tuple[int, ...],

@@ -117,6 +117,7 @@ class WeightOp:
 
   @property
   def label(self) -> str:
+    """How error messages call the weight."""
     return f'{self.module_path}.{self.name}' if self.path else self.name
 
   @property
@@ -170,6 +171,8 @@ class Adapter(NamedTuple):
 
 
 class VariableNames(NamedTuple):
+  """Attributes under which a module holds one adapter of one weight."""
+
   a: str
   b: str
   key: str
@@ -188,10 +191,6 @@ def variable_names(weight: str, adapter: str) -> VariableNames:
 def adapters_of(model: nnx.Module) -> tuple[Adapter, ...]:
   """The adapters that a merged model was injected with."""
   return getattr(type(model), _INTERCEPTED, ())
-
-
-def is_intercepted(model: nnx.Module) -> bool:
-  return hasattr(type(model), _INTERCEPTED)
 
 
 def set_dropout(model: nnx.Module, active: bool) -> None:
@@ -225,7 +224,7 @@ def unwrapped(model: nnx.Module) -> nnx.Module:
   """A copy of `model` of its own class, without what `wrapped` left in it."""
   out = nnx.clone(model)
   out.__class__ = _plain_class(type(model))
-  for _, module in out.iter_modules():
+  for _, module in nnx.iter_modules(out):
     for name in ('qwix_path', 'disable_quant_stats_update', 'qwix_rngs'):
       if hasattr(module, name):
         delattr(module, name)

@@ -68,7 +68,7 @@ def quantize_base(
   ops = injection.matching(
     interception.record(model, *inputs, **named_inputs), config.module_path
   )
-  modules = dict(model.iter_modules())
+  modules = dict(nnx.iter_modules(model))
   _check(ops, modules, config)
   for op in ops:
     module = modules[op.path]
@@ -112,7 +112,7 @@ def dequantize_base(
   """
   _checks.check_split('peftlib.dequantize_base', graphdef, state)
   model = nnx.merge(graphdef, state, copy=True)
-  for _, module in model.iter_modules():
+  for _, module in nnx.iter_modules(model):
     for name, weight in list(vars(module).items()):
       if not isinstance(weight, interception.QuantizedWeight):
         continue
