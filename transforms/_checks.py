@@ -4,12 +4,12 @@ Each check runs before anything is computed or allocated, and each message
 starts with the name of the function that the caller used.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from flax import nnx
 
-Path = tuple[Hashable, ...]
+type Path = tuple[Any, ...]
 
 
 def path_text(path: Sequence[Any]) -> str:

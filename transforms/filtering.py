@@ -6,8 +6,9 @@ therefore work alike on concrete and abstract States, on States of shardings,
 and under `jax.jit` and `jax.eval_shape`.
 
 A filter is any filter of `flax.nnx.filterlib`: a Variable type, a tag string,
-`True` / `...`, `False` / `None`, a predicate on (path, leaf), or a tuple or list
-of these, any of which may match. `PathMatches` adds patterns on the whole path.
+`True` / `...`, `False` / `None`, a predicate on (path, leaf), or a tuple or
+list of these, any of which may match. `PathMatches` adds patterns on the whole
+path.
 
 A State keeps no record of empty sub-States: they're dropped, as by
 `nnx.split_state`.
@@ -15,13 +16,13 @@ A State keeps no record of empty sub-States: they're dropped, as by
 
 import dataclasses
 import re
-from typing import Any, TypeAlias
+from typing import Any
 
 from flax import nnx
 
 from transforms import _checks
 
-Filter: TypeAlias = nnx.filterlib.Filter
+type Filter = nnx.filterlib.Filter
 
 _SHOWN_PATHS = 5
 
@@ -56,6 +57,7 @@ class PathMatches:
       ) from error
 
   def __call__(self, path: tuple[Any, ...], leaf: Any) -> bool:
+    """Returns whether the pattern matches all of the joined path."""
     del leaf
     return re.fullmatch(self.pattern, _checks.path_text(path)) is not None
 

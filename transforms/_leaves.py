@@ -1,0 +1,161 @@
+"""Walking over the leaves of a State, and over the parts of one leaf's value.
+
+A leaf is a Variable, or whatever else sits in a State or other pytree: a raw
+array, an abstract value, a sharding. Its value may be composite, such as a
+`QArray` of quantized values and scales, and then has several parts.
+"""
+
+from collections.abc import Callable
+import math
+from typing import Any
+
+from flax import nnx
+import jax
+import numpy as np
+
+from transforms import _checks
+
+
+def map_leaves(
+  function: str, fn: Callable[[Any], Any], tree: Any, *rest: Any
+) -> Any:
+  """Maps `fn` over the leaves of a tree of Variables.
+
+  Args:
+    function: The public function that was called, for messages.
+    fn: From a leaf to a leaf. `TypeError`s and `ValueError`s that it raises get
+      the function, and the path and shape of the leaf, put in front.
+    tree: A State or any other pytree that has no module in it.
+    *rest: Trees of the same structure, handed to `fn` as further arguments.
+
+  Returns:
+    A tree of the same structure.
+
+  Raises:
+    TypeError: There is an `nnx.Module` in `tree`, or `fn` raised it.
+    ValueError: `fn` raised it.
+  """
+  _checks.check_no_module(function, tree)
+  leaves, treedef = jax.tree.flatten(tree, is_leaf=_is_leaf)
+  others = [jax.tree.leaves(other, is_leaf=_is_leaf) for other in rest]
+  results = []
+  for number, leaf in enumerate(leaves):
+    # Modules are pytrees: one inside of a tree would else pass unnoticed.
+    _checks.check_no_module(function, leaf)
+    try:
+      results.append(fn(leaf, *(other[number] for other in others)))
+    except (TypeError, ValueError) as error:
+      path = leaf_paths(tree)[number]
+      raise type(error)(
+        f'{function}: {_checks.path_text(path)}{describe(leaf)}: {error}'
+      ) from error
+  return jax.tree.unflatten(treedef, results)
+
+
+def leaf_paths(tree: Any) -> list[_checks.Path]:
+  """Returns the path of each leaf, in the order of `map_leaves`."""
+  return [
+    tuple(map(_key, path))
+    for path, _ in jax.tree.leaves_with_path(tree, is_leaf=_is_leaf)
+  ]
+
+
+def raw_value(leaf: Any) -> Any:
+  """Returns the value in a leaf as it is stored, without running hooks."""
+  if not isinstance(leaf, nnx.Variable):
+    return leaf
+  value = leaf.get_raw_value()
+  # The value of a ref Variable is behind a mutable reference; an abstract one
+  # stands for itself.
+  if leaf.get_metadata('ref', False) and not isinstance(
+    value, jax.ShapeDtypeStruct
+  ):
+    return value[...]
+  return value
+
+
+def parts(value: Any) -> list[Any]:
+  """Returns the arrays, scalars or shardings that a value is made of."""
+  if is_array(value) or is_sharding(value):
+    return [value]
+  return jax.tree.leaves(value)
+
+
+def map_parts(fn: Callable[[Any], Any], value: Any) -> Any:
+  """Maps `fn` over the parts of a value; the very same value if all are."""
+  if is_array(value) or is_sharding(value):
+    return fn(value)
+  leaves, treedef = jax.tree.flatten(value)
+  results = [fn(leaf) for leaf in leaves]
+  if all(new is old for new, old in zip(results, leaves, strict=True)):
+    return value
+  return jax.tree.unflatten(treedef, results)
+
+
+def is_array(value: Any) -> bool:
+  """Returns whether a value is an array, concrete, traced or abstract."""
+  return isinstance(value, (jax.Array, jax.ShapeDtypeStruct, np.ndarray))
+
+
+def is_sharding(value: Any) -> bool:
+  """Returns whether a value says where to put an array."""
+  return isinstance(value, (jax.sharding.Sharding, jax.sharding.PartitionSpec))
+
+
+def shape(part: Any) -> tuple[int, ...]:
+  """Returns the shape of a part."""
+  return tuple(part.shape) if hasattr(part, 'shape') else np.shape(part)
+
+
+def rank(value: Any) -> int | None:
+  """Returns the rank of a value; None if it holds no array.
+
+  The parts of a composite value are annotated by one spec. They may have
+  fewer dimensions than it, as a scale for the whole tensor has.
+  """
+  ranks = [len(shape(part)) for part in parts(value) if not is_sharding(part)]
+  return max(ranks) if ranks else None
+
+
+def unflatten_like(tree: Any, leaves: list[Any]) -> Any:
+  """Returns a tree like `tree` with other leaves, ordered as `leaf_paths`."""
+  return jax.tree.unflatten(jax.tree.structure(tree, is_leaf=_is_leaf), leaves)
+
+
+def dtype(part: Any) -> Any:
+  """Returns the dtype of a part, extended ones such as that of keys too."""
+  return part.dtype if hasattr(part, 'dtype') else np.result_type(part)
+
+
+def describe(leaf: Any) -> str:
+  """Returns the text on type and shape that follows a path in a message."""
+  value = raw_value(leaf)
+  found = parts(value)
+  if not found:
+    return ' without a value'
+  if any(map(is_sharding, found)):
+    return f' with {type(found[0]).__name__}'
+  shapes = [_shape_text(shape(part)) for part in found]
+  if len(shapes) == 1:
+    return f' of shape {shapes[0]}'
+  return f' with parts of shapes {", ".join(shapes)}'
+
+
+def size(part: Any) -> int:
+  """Returns the number of elements of a part."""
+  return math.prod(shape(part))
+
+
+def _shape_text(dimensions: tuple[int, ...]) -> str:
+  return '(' + ','.join(map(str, dimensions)) + ')'
+
+
+def _is_leaf(node: Any) -> bool:
+  return isinstance(node, (nnx.Variable, nnx.Module))
+
+
+def _key(entry: Any) -> Any:
+  for name in ('key', 'name', 'idx'):
+    if hasattr(entry, name):
+      return getattr(entry, name)
+  return entry
