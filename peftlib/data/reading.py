@@ -177,8 +177,9 @@ def parse_row(line: str, source: str = '<row>') -> Row:
 def _messages(value: Any, source: str) -> tuple[Mapping[str, str], ...]:
   """Checks the messages of a row."""
   if not isinstance(value, list) or not value:
+    got = 'empty' if value == [] else f'a JSON {_kind(value)}'
     raise ValueError(
-      f'{source}: messages is {"empty" if value == [] else _kind(value)};'
+      f'{source}: messages is {got};'
       ' expected a list of at least one {"role", "content"} object'
     )
   for i, message in enumerate(value):
