@@ -35,8 +35,8 @@ class Pipeline:
     shapes: the (length, loss length) pairs that occur; one if packed.
     steps_per_epoch: batches of an epoch; a fraction if the last batch of an
       epoch is shared with the next.
-    fingerprint: hash of all that decides the batches. A saved position is
-      meaningful only where it is equal.
+    fingerprint: hash of all that decides the batches, but not of how many
+      epochs there are. A saved position is meaningful only where it is equal.
   """
 
   dataset: grain.IterDataset[Batch]
@@ -202,7 +202,7 @@ def make_pipeline(
     batch_size,
     tuple(sorted({(p.length, p.loss_length) for p in plans})),
     len(plans) / batch_size if pack else float(len(plans)),
-    _fingerprint(encoded, plans, (seed, shuffle, batch_size, num_epochs)),
+    _fingerprint(encoded, plans, (seed, shuffle, batch_size)),
   )
 
 

@@ -136,7 +136,12 @@ class MakePipelineTest(parameterized.TestCase):
     one, two, other = _make(seed=3), _make(seed=3), _make(seed=4)
     chex.assert_trees_all_equal(list(one.dataset), list(two.dataset))
     self.assertEqual(one.fingerprint, two.fingerprint)
+    self.assertEqual(one.fingerprint, _make(seed=3, num_epochs=9).fingerprint)
     self.assertNotEqual(one.fingerprint, other.fingerprint)
+    rows = _rows()
+    rows[7] = reading.Row(prompt='?', completion='!')
+    changed = _make(seed=3, rows=rows)
+    self.assertNotEqual(one.fingerprint, changed.fingerprint)
     first = (
       next(iter(one.dataset))['tokens'],
       next(iter(other.dataset))['tokens'],
