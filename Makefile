@@ -46,7 +46,7 @@ finetune: assets  ## Fine-tune the demo model; more flags in ARGS.
 	@$(VENV)/bin/peftlib finetune $(ARGS)
 
 test: assets  ## Run the whole test suite; pytest's own flags in ARGS.
-	@JAX_PLATFORMS=cpu $(VENV)/bin/python -m pytest -q -n $(TEST_WORKERS) $(ARGS)
+	@JAX_PLATFORMS=cpu $(VENV)/bin/python -m pytest -n $(TEST_WORKERS) $(ARGS)
 
 lint: venv  ## Check the code with ruff.
 	@$(VENV)/bin/ruff check .
@@ -59,7 +59,7 @@ types: venv  ## Check the types with mypy.
 
 interop-venv:
 	$(BOOTSTRAP) --venv=$(VENV)-interop --python=$(INTEROP_PYTHON) \
-	  --requirements=.ci/interop.txt --space=3000000000
+	  --requirements=.ci/interop.txt --space=8000000000
 
 interop-test: assets interop-venv  ## Compare with torch, transformers, peft.
 	@JAX_PLATFORMS=cpu $(VENV)/bin/python tests/interop/run.py \
