@@ -17,6 +17,8 @@ INTEROP_PYTHON ?= $(PYTHON)
 BAZEL ?= bazel
 UV_VERSION := 0.13.9
 VENV := .venv
+# Where `peftlib finetune` looks without --data.
+DEMO_DATA := build/demo
 # Two workers on two cores; each test process computes on the CPU.
 TEST_WORKERS ?= 2
 ARGS ?=
@@ -42,7 +44,11 @@ venv:  ## Make .venv from requirements.lock.
 assets: venv  ## Get the demo model (92 MB) into PEFTLIB_CACHE.
 	@$(VENV)/bin/python -P peftlib/demo/assets.py
 
-finetune: assets  ## Fine-tune the demo model; more flags in ARGS.
+# Anew only when its generator has changed: the rows depend on nothing else.
+$(DEMO_DATA)/train.jsonl: $(wildcard peftlib/demo/order*.py) | venv
+	@$(VENV)/bin/python -m peftlib.demo.orders --output=$(@D) && touch $@
+
+finetune: assets $(DEMO_DATA)/train.jsonl  ## Fine-tune the demo model with QLoRA; more flags in ARGS.
 	@$(VENV)/bin/peftlib finetune $(ARGS)
 
 test: assets  ## Run the whole test suite; pytest's own flags in ARGS.
@@ -65,7 +71,8 @@ interop-test: assets interop-venv  ## Compare with torch, transformers, peft.
 	@JAX_PLATFORMS=cpu $(VENV)/bin/python tests/interop/run.py \
 	  --interop_python=$(VENV)-interop/bin/python $(ARGS)
 
-BAZEL_TESTS ?= //tests/transforms/... //tests/repository:layering_test
+BAZEL_TESTS ?= //tests/repository:layering_test //tests/peftlib:config_test \
+  //tests/peftlib/data:chat_test //tests/peftlib/data:packing_test
 bazel-test: venv  ## Run a few tests with Bazel, offline.
 	@command -v "$(BAZEL)" >/dev/null 2>&1 || { \
 	  echo "No '$(BAZEL)' found: run" \
