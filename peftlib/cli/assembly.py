@@ -1,0 +1,138 @@
+"""From paths and flags to a model that is ready: loaded, adapted, split."""
+
+from typing import Any, NamedTuple
+
+from flax import nnx
+import jax
+
+import peftlib
+from peftlib import checkpoint
+from peftlib import data
+from peftlib import models
+from peftlib.cli import errors
+from peftlib.models import loading
+import transforms
+
+
+class Base(NamedTuple):
+  """A pretrained model, or its abstract shape."""
+
+  graphdef: nnx.GraphDef[Any]
+  state: nnx.State
+
+
+class Assembled(NamedTuple):
+  """A model, its trainable variables apart from the frozen ones."""
+
+  graphdef: nnx.GraphDef[Any]
+  trainable: nnx.State
+  frozen: nnx.State
+
+
+class Adapted(NamedTuple):
+  """A model with the values of an adapter directory, if one was given."""
+
+  graphdef: nnx.GraphDef[Any]
+  state: nnx.State
+  config: peftlib.LoraConfig | None
+
+
+def load_base(
+  path: str, *, compute_dtype: str, remat: bool = False
+) -> tuple[Base, str]:
+  """Loads a model, in float32, and its fingerprint.
+
+  Args:
+    path: A GGUF file or a Hugging Face directory.
+    compute_dtype: Name of the dtype to compute in.
+    remat: See `peftlib.models.load`.
+
+  Returns:
+    The model and `peftlib.models.fingerprint` of it.
+  """
+  loaded = models.load(
+    path, dtype=compute_dtype, param_dtype='float32', remat=remat
+  )
+  return Base(loaded.graphdef, loaded.state), models.fingerprint(loaded.state)
+
+
+def abstract_base(path: str, *, compute_dtype: str) -> Base:
+  """The model of a path as shapes and dtypes; no tensor is read."""
+  config = loading.open_checkpoint(path).config(
+    dtype=compute_dtype, param_dtype='float32'
+  )
+  model = nnx.eval_shape(lambda: models.Decoder(config, rngs=nnx.Rngs(0)))
+  return Base(*nnx.split(model))
+
+
+def load_tokenizer(path: str) -> data.Tokenizer:
+  """Loads the tokenizer of a model and checks that they fit one another.
+
+  Args:
+    path: A GGUF file or a Hugging Face directory.
+
+  Raises:
+    errors.UserError: The tokenizer has more tokens than the model.
+  """
+  tokenizer = data.Tokenizer.from_path(path)
+  size = loading.open_checkpoint(path).config().vocab_size
+  if tokenizer.vocab_size > size:
+    raise errors.UserError(
+      f'--model={path}: its tokenizer has {tokenizer.vocab_size} tokens, more'
+      f' than the model, {size}; expected files of one model'
+    )
+  return tokenizer
+
+
+def assemble(
+  base: Base, config: peftlib.LoraConfig | None, *, key: jax.Array
+) -> Assembled:
+  """Adds adapters, quantizes what they sit on, and splits off what is trained.
+
+  Args:
+    base: The model, concrete or abstract. Callers that have no more use for its
+      unquantized weights should not keep it.
+    config: None for the whole model to be trained.
+    key: PRNG key of the adapters.
+
+  Raises:
+    ValueError: The config doesn't fit the model.
+  """
+  graphdef, state = base
+  del base
+  if config is not None:
+    tokens = jax.ShapeDtypeStruct((1, 8), 'int32')
+    graphdef, state = peftlib.inject(graphdef, state, config, tokens, key=key)
+    if config.weight_qtype is not None:
+      graphdef, state = peftlib.quantize_base(graphdef, state, config, tokens)
+  trainable, frozen = transforms.partition(
+    state, peftlib.trainable_filter(config), ...
+  )
+  return Assembled(graphdef, trainable, frozen)
+
+
+def load_adapted(
+  path: str, adapter: str | None, *, compute_dtype: str
+) -> Adapted:
+  """Loads a model and, where given, puts a trained adapter into it.
+
+  Args:
+    path: A GGUF file or a Hugging Face directory.
+    adapter: A directory that `checkpoint.save_adapter` wrote, or None.
+    compute_dtype: Name of the dtype to compute in.
+
+  Raises:
+    FileNotFoundError: The directory isn't an adapter's.
+    ValueError: The adapter was trained on another model; naming both.
+  """
+  if adapter is None:
+    base, _ = load_base(path, compute_dtype=compute_dtype)
+    return Adapted(base.graphdef, base.state, None)
+  config = checkpoint.config_of(checkpoint.read_manifest(adapter))
+  base, fingerprint = load_base(path, compute_dtype=compute_dtype)
+  graphdef, trainable, frozen = assemble(base, config, key=jax.random.key(0))
+  del base
+  trainable = checkpoint.restore_adapter(
+    adapter, trainable, checkpoint.make_manifest(trainable, config, fingerprint)
+  )
+  return Adapted(graphdef, transforms.merge(trainable, frozen), config)
