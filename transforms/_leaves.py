@@ -5,7 +5,8 @@ array, an abstract value, a sharding. Its value may be composite, such as a
 `QArray` of quantized values and scales, and then has several parts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+import contextlib
 import math
 from typing import Any
 
@@ -44,12 +45,23 @@ def map_leaves(
     _checks.check_no_module(function, leaf)
     try:
       results.append(fn(leaf, *(other[number] for other in others)))
-    except (TypeError, ValueError) as error:
-      path = leaf_paths(tree)[number]
-      raise type(error)(
-        f'{function}: {_checks.path_text(path)}{describe(leaf)}: {error}'
-      ) from error
+    except (TypeError, ValueError):
+      with located(function, leaf_paths(tree)[number], leaf):
+        raise
   return jax.tree.unflatten(treedef, results)
+
+
+@contextlib.contextmanager
+def located(function: str, path: _checks.Path, leaf: Any) -> Iterator[None]:
+  """Puts the function, and path and shape of the leaf, in front of errors."""
+  try:
+    yield
+  except (TypeError, ValueError) as error:
+    # A subclass may need other arguments, so that only these are made anew.
+    kind = TypeError if isinstance(error, TypeError) else ValueError
+    raise kind(
+      f'{function}: {_checks.path_text(path)}{describe(leaf)}: {error}'
+    ) from error
 
 
 def leaf_paths(tree: Any) -> list[_checks.Path]:
@@ -60,18 +72,17 @@ def leaf_paths(tree: Any) -> list[_checks.Path]:
   ]
 
 
+def leaves(tree: Any) -> list[Any]:
+  """Returns the leaves, in the order of `map_leaves`."""
+  return jax.tree.leaves(tree, is_leaf=_is_leaf)
+
+
 def raw_value(leaf: Any) -> Any:
   """Returns the value in a leaf as it is stored, without running hooks."""
   if not isinstance(leaf, nnx.Variable):
     return leaf
   value = leaf.get_raw_value()
-  # The value of a ref Variable is behind a mutable reference; an abstract one
-  # stands for itself.
-  if leaf.get_metadata('ref', False) and not isinstance(
-    value, jax.ShapeDtypeStruct
-  ):
-    return value[...]
-  return value
+  return value[...] if isinstance(value, jax.Ref) else value
 
 
 def parts(value: Any) -> list[Any]:
@@ -90,6 +101,25 @@ def map_parts(fn: Callable[[Any], Any], value: Any) -> Any:
   if all(new is old for new, old in zip(results, leaves, strict=True)):
     return value
   return jax.tree.unflatten(treedef, results)
+
+
+def with_parts(value: Any, results: list[Any]) -> Any:
+  """Returns a value like `value` of other parts, in the order of `parts`."""
+  if is_array(value) or is_sharding(value):
+    (result,) = results
+    return result
+  return jax.tree.unflatten(jax.tree.structure(value), results)
+
+
+def with_value(variable: nnx.Variable[Any], value: Any) -> nnx.Variable[Any]:
+  """Returns a Variable like `variable` with a raw value of any kind.
+
+  In contrast to `Variable.replace` a sharding can be the value of a Variable
+  that holds a mutable reference.
+  """
+  if variable.get_metadata('ref', False):
+    return type(variable).from_metadata(value, variable.get_metadata())
+  return variable.replace(value)
 
 
 def is_array(value: Any) -> bool:

@@ -142,7 +142,7 @@ def partition(state: nnx.State, *filters: Filter) -> tuple[nnx.State, ...]:
     ValueError: No filter is given, a leaf matches none, or `...` isn't last.
   """
   _checks.check_state('partition', state)
-  predicates = [_predicate('partition', item) for item in filters]
+  predicates = [to_predicate('partition', item) for item in filters]
   if not filters:
     raise ValueError('partition: give at least one filter.')
   for position, item in enumerate(filters):
@@ -241,6 +241,23 @@ def drop_intermediates(state: nnx.State) -> nnx.State:
   return exclude(state, nnx.Intermediate)
 
 
+def to_predicate(function: str, item: Filter) -> nnx.filterlib.Predicate:
+  """Makes a predicate on (path, leaf) of a filter, having checked it.
+
+  Args:
+    function: The public function that was called, for the message.
+    item: Any filter.
+
+  Returns:
+    The predicate.
+
+  Raises:
+    TypeError: `item` is no filter.
+  """
+  _check_filter(function, item)
+  return nnx.filterlib.to_predicate(item)
+
+
 def _flat(state: nnx.State) -> nnx.FlatState[Any]:
   # Neither nnx.state nor nnx.filter_state takes a State on every flax version.
   return nnx.to_flat_state(state)
@@ -250,19 +267,14 @@ def _is_rest(item: Filter) -> bool:
   return item is ... or item is True
 
 
-def _predicate(function: str, item: Filter) -> nnx.filterlib.Predicate:
-  _check_filter(function, item)
-  return nnx.filterlib.to_predicate(item)
-
-
 def _any_of(
   function: str, filters: tuple[Filter, ...]
 ) -> nnx.filterlib.Predicate:
   if not filters:
     raise ValueError(f'{function}: give at least one filter.')
   if len(filters) == 1:
-    return _predicate(function, filters[0])
-  return _predicate(function, filters)
+    return to_predicate(function, filters[0])
+  return to_predicate(function, filters)
 
 
 def _check_filter(function: str, item: Any) -> None:

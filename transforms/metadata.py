@@ -18,6 +18,7 @@ from transforms import _checks
 
 SPEC_KEYS = ('out_sharding', 'sharding', 'sharding_names')
 SCAN_AXIS_KEY = 'param_scan_axis'
+MESH_KEY = 'mesh'
 
 type Entries = tuple[Any, ...]
 
@@ -135,7 +136,54 @@ def updated_specs(
       if new != entries:
         changed[key] = with_entries(spec, new)
     except (TypeError, ValueError) as error:
-      raise type(error)(f'{key} {spec!r}: {error}') from error
+      kind = TypeError if isinstance(error, TypeError) else ValueError
+      raise kind(f'{key} {spec!r}: {error}') from error
+  return changed
+
+
+def agreeing_metadata(
+  variable: nnx.Variable[Any], sharding: jax.sharding.Sharding | None
+) -> dict[str, Any]:
+  """Returns what has to change in the metadata of a value on a mesh.
+
+  Args:
+    variable: A Variable with a value of any kind.
+    sharding: Where its value is; only a `NamedSharding` says something.
+
+  Returns:
+    The new metadata by key, for what doesn't agree with `sharding`: the mesh,
+    and specs of axes of this mesh alone. Other names are logical ones.
+  """
+  if not isinstance(sharding, jax.sharding.NamedSharding):
+    return {}
+  target = tuple(sharding.spec.partitions)
+  names = set(sharding.mesh.axis_names)
+
+  def agree(entries: Entries) -> Entries:
+    flat = {
+      name
+      for entry in entries
+      for name in (entry if isinstance(entry, tuple) else (entry,))
+    }
+    if not flat <= names | {None}:
+      return entries
+    size = max(len(entries), len(_trimmed(target)))
+    padded = target + (None,) * size
+    return padded[:size]
+
+  changed: dict[str, Any] = {}
+  for key, spec in sharding_specs(variable).items():
+    if isinstance(spec, jax.sharding.NamedSharding):
+      if spec != sharding:
+        changed[key] = sharding
+      continue
+    entries = spec_entries(spec)
+    new = agree(entries)
+    if new != entries:
+      changed[key] = with_entries(spec, new)
+  mesh = variable.get_metadata(MESH_KEY, None)
+  if mesh is not None and mesh != sharding.mesh:
+    changed[MESH_KEY] = sharding.mesh
   return changed
 
 
@@ -207,3 +255,9 @@ def with_entries(spec: Any, entries: Entries) -> Any:
     return type(spec)(entries)
   spec_entries(spec)
   raise AssertionError('spec_entries raises for every other type.')
+
+
+def _trimmed(entries: Entries) -> Entries:
+  while entries and entries[-1] is None:
+    entries = entries[:-1]
+  return entries

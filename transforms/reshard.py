@@ -1,9 +1,82 @@
-"""Placing the values of a State on a mesh, and entering that mesh."""
+"""Placing the values of a State on a mesh, and entering that mesh.
+
+Values are placed with `jax.make_array_from_callback`: every device takes its
+part from one view of the value in host memory, which takes half of the time of
+`jax.device_put` or less, and no copy for each shard.
+"""
 
 from collections.abc import Iterator
 import contextlib
+import functools
+from typing import Any, NamedTuple
 
+from flax import nnx
 import jax
+import numpy as np
+
+from transforms import _checks
+from transforms import _leaves
+from transforms import metadata
+from transforms import partitioning
+
+_SHOWN_PATHS = 5
+
+
+def reshard(
+  state: nnx.State, shardings: Any, *, donate: bool = False
+) -> nnx.State:
+  """Returns the State with its values placed as `shardings` say.
+
+  Values may be numpy arrays, arrays on one device, on another mesh, in pinned
+  host memory, or global ones that no host sees whole. What is placed already is
+  returned as it is. Leaves are placed one after the other: beyond the results,
+  at most one value is held in host memory.
+
+  Under `jax.jit` this is a sharding constraint; a mesh with Explicit axes has
+  to be the surrounding one then, see `mesh_context`. An abstract value gets its
+  sharding.
+
+  Metadata is made to agree: `mesh` becomes the new mesh, and a spec of mesh
+  axes the new spec, in its own type. A spec with a name that is no axis of the
+  mesh names dimensions logically; that stays true wherever the value is, so
+  it's kept.
+
+  Example:
+    >>> mesh = jax.make_mesh((1,), ('data',))
+    >>> state = nnx.State({'w': nnx.Param(np.ones((4, 2), np.float32))})
+    >>> placed = reshard(state, jax.NamedSharding(mesh, jax.P('data')))
+    >>> placed['w'].get_raw_value().sharding.spec == jax.P('data')
+    True
+
+  Args:
+    state: A State of arrays.
+    shardings: Where to put them: one sharding for all, or a State with one at
+      each path of `state`, such as `named_shardings` returns. A `PartitionSpec`
+      is for the surrounding mesh. A spec may be shorter than the value's rank.
+      One sharding for a composite value holds for all arrays in it; the smaller
+      ones are replicated along dimensions that it doesn't divide.
+    donate: Whether to delete each array of `state` as soon as it's placed.
+
+  Returns:
+    A State of the same structure.
+
+  Raises:
+    TypeError: `state` is no State, or something in `shardings` no sharding.
+    ValueError: Paths differ; a spec is longer than its value's rank, or doesn't
+      divide it; there's no surrounding mesh for a `PartitionSpec`; a global
+      array should go to other devices. Nothing has been placed then.
+  """
+  _checks.check_state('reshard', state)
+  targets = iter(_targets(state, shardings))
+  plans: list[_Plan] = []
+
+  def plan(leaf: Any) -> Any:
+    plans.append(_plan(leaf, next(targets)))
+    return leaf
+
+  _leaves.map_leaves('reshard', plan, state)
+  place = _placing(plans, donate)
+  return _leaves.unflatten_like(state, [place(plan) for plan in plans])
 
 
 @contextlib.contextmanager
@@ -52,6 +125,253 @@ def mesh_context(mesh: jax.sharding.Mesh | None) -> Iterator[None]:
       'traced function.'
     )
   yield
+
+
+class _Plan(NamedTuple):
+  """Where the parts of one leaf go, and what its metadata has to agree with."""
+
+  leaf: Any
+  parts: list[Any]
+  targets: list[jax.sharding.Sharding]
+  whole: jax.sharding.Sharding | None
+
+
+def _targets(state: nnx.State, shardings: Any) -> list[Any]:
+  paths = _leaves.leaf_paths(state)
+  if _leaves.is_sharding(shardings):
+    return [shardings] * len(paths)
+  _checks.check_no_module('reshard', shardings)
+  if not isinstance(shardings, nnx.State):
+    raise TypeError(
+      'reshard: expected a sharding, or an nnx.State of shardings, got '
+      f'{type(shardings).__name__}.'
+    )
+  have = _leaves.leaf_paths(shardings)
+  for what, missing in (
+    ('no sharding for', [path for path in paths if path not in set(have)]),
+    ('no value for', [path for path in have if path not in set(paths)]),
+  ):
+    if missing:
+      shown = ', '.join(map(_checks.path_text, missing[:_SHOWN_PATHS]))
+      more = len(missing) - _SHOWN_PATHS
+      raise ValueError(
+        f'reshard: {what} {shown}' + (f' and {more} more.' if more > 0 else '.')
+      )
+  return _leaves.leaves(shardings)
+
+
+def _plan(leaf: Any, target: Any) -> _Plan:
+  parts = _leaves.parts(_leaves.raw_value(leaf))
+  given = _leaves.parts(_leaves.raw_value(target))
+  if len(given) == 1 and len(parts) != 1:
+    given *= len(parts)
+  if len(given) != len(parts):
+    raise ValueError(
+      f'{len(given)} shardings are given for a value of {len(parts)} arrays.'
+    )
+  whole = partitioning.whole_shape(parts)
+  targets = []
+  main = None
+  for part, sharding in zip(parts, given, strict=True):
+    targets.append(_target_of_part(part, sharding, whole))
+    if main is None and _leaves.shape(part) == whole:
+      main = targets[-1]
+  return _Plan(leaf, parts, targets, main)
+
+
+def _target_of_part(
+  part: Any, target: Any, whole: tuple[int, ...]
+) -> jax.sharding.Sharding:
+  if _leaves.is_sharding(part):
+    raise TypeError('it is a sharding itself; expected an array.')
+  if not _leaves.is_sharding(target):
+    raise TypeError(
+      f'{target!r} of type {type(target).__name__} is no sharding.'
+    )
+  if isinstance(target, jax.sharding.PartitionSpec):
+    target = jax.sharding.NamedSharding(_surrounding_mesh(target), target)
+  shape = _leaves.shape(part)
+  if isinstance(target, jax.sharding.NamedSharding):
+    spec = target.spec
+    if len(spec.partitions) > len(shape):
+      if shape == whole:
+        raise ValueError(
+          f'{spec} has {len(spec.partitions)} entries, more than the rank '
+          f'{len(shape)} of the value.'
+        )
+      spec = spec.update(partitions=())
+    spec, bad = partitioning.divisible_spec(
+      spec, shape, target.mesh, whole=whole
+    )
+    if bad:
+      raise ValueError(f'{target.spec}: ' + '; '.join(bad) + '.')
+    if spec is not target.spec:
+      target = target.update(spec=spec)
+  else:
+    # Raises ValueError if it does not divide the shape.
+    target.shard_shape(shape)
+  if (
+    _is_global(part)
+    and not _is_placed(part, target)
+    and part.sharding.device_set != target.device_set
+  ):
+    raise ValueError(
+      f'it is spread over processes, and {target} is on other devices; no '
+      'process sees enough of it to move it there.'
+    )
+  return target
+
+
+def _surrounding_mesh(spec: Any) -> Any:
+  tracing = _tracing()
+  mesh = (
+    jax.sharding.get_abstract_mesh() if tracing else jax.sharding.get_mesh()
+  )
+  if not mesh.axis_names:
+    raise ValueError(f'{spec} needs a surrounding mesh; use mesh_context.')
+  return mesh
+
+
+def _placing(plans: list[_Plan], donate: bool) -> Any:
+  uses: dict[int, int] = {}
+  kept: set[int] = set()
+  for plan in plans:
+    for part, target in zip(plan.parts, plan.targets, strict=True):
+      uses[id(part)] = uses.get(id(part), 0) + 1
+      if _is_placed(part, target):
+        kept.add(id(part))
+  # Arrays that several Variables share are placed once, and stay shared.
+  shared: dict[tuple[int, jax.sharding.Sharding], Any] = {}
+
+  def place_part(part: Any, target: jax.sharding.Sharding) -> Any:
+    uses[id(part)] -= 1
+    if _is_placed(part, target):
+      return part
+    result = shared.get((id(part), target), None)
+    if result is None:
+      result = _place(part, target)
+    if uses[id(part)]:
+      shared[id(part), target] = result
+    elif donate and id(part) not in kept and _is_concrete(part):
+      # The devices may still be reading from its memory.
+      jax.block_until_ready(result)
+      part.delete()
+    return result
+
+  def place(plan: _Plan) -> Any:
+    placed = list(map(place_part, plan.parts, plan.targets))
+    same = all(map(lambda one, two: one is two, placed, plan.parts))
+    value = _leaves.raw_value(plan.leaf)
+    moved = value if same else _leaves.with_parts(value, placed)
+    if not isinstance(plan.leaf, nnx.Variable):
+      return moved
+    changed = metadata.agreeing_metadata(plan.leaf, plan.whole)
+    if same and not changed:
+      return plan.leaf
+    return metadata.replace(plan.leaf, moved, changed)
+
+  return place
+
+
+def _is_concrete(part: Any) -> bool:
+  return isinstance(part, jax.Array) and not isinstance(part, jax.core.Tracer)
+
+
+def _is_global(part: Any) -> bool:
+  return (
+    _is_concrete(part)
+    and not part.is_fully_addressable
+    and not part.is_fully_replicated
+  )
+
+
+def _is_placed(part: Any, target: jax.sharding.Sharding) -> bool:
+  if isinstance(part, jax.ShapeDtypeStruct):
+    return part.sharding == target
+  if not _is_concrete(part):
+    return False
+  if part.sharding == target:
+    return True
+  # Equal devices are not enough: the mesh is a part of the type of an array
+  # with Explicit axes.
+  return (
+    isinstance(target, jax.sharding.NamedSharding)
+    and isinstance(part.sharding, jax.sharding.NamedSharding)
+    and part.sharding.mesh == target.mesh
+    and part.sharding.memory_kind == target.memory_kind
+    and part.sharding.is_equivalent_to(target, part.ndim)
+  )
+
+
+def _place(part: Any, target: jax.sharding.Sharding) -> Any:
+  if isinstance(part, jax.ShapeDtypeStruct):
+    return part.update(sharding=target)
+  if isinstance(part, jax.core.Tracer):
+    return _constrained(part, target)
+  if _is_global(part):
+    return _identity_onto(target)(part)
+  if isinstance(part, jax.Array) and jax.numpy.issubdtype(
+    part.dtype, jax.dtypes.prng_key
+  ):
+    data = _from_host(jax.random.key_data(part), target)
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(part))
+  return _from_host(part, target)
+
+
+def _from_host(part: Any, target: jax.sharding.Sharding) -> jax.Array:
+  view = _host_view(part)
+  return jax.make_array_from_callback(
+    view.shape, target, lambda index: view[index]
+  )
+
+
+def _host_view(part: Any) -> np.ndarray:
+  if not isinstance(part, jax.Array):
+    return np.asarray(part)
+  if part.is_fully_replicated:
+    return np.asarray(part.addressable_data(0))
+  # np.asarray of a sharded array would keep its copy for the array's lifetime.
+  view = np.empty(part.shape, part.dtype)
+  for shard in part.addressable_shards:
+    if shard.replica_id == 0:
+      view[shard.index] = np.asarray(shard.data)
+  return view
+
+
+# One jitted function for each sharding, so that equal shapes compile once.
+@functools.cache
+def _identity_onto(target: jax.sharding.Sharding) -> Any:
+  return jax.jit(lambda array: array, out_shardings=target)
+
+
+def _constrained(part: jax.Array, target: jax.sharding.Sharding) -> jax.Array:
+  if not isinstance(target, jax.sharding.NamedSharding):
+    return jax.lax.with_sharding_constraint(part, target)
+  mesh = target.mesh
+  if mesh.are_all_axes_auto:
+    return jax.lax.with_sharding_constraint(part, target)
+  if mesh.are_all_axes_explicit:
+    return jax.sharding.reshard(part, target)
+  # jax takes the axes of one kind only at a time.
+  auto = jax.sharding.AxisType.Auto
+  kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+  part = jax.sharding.reshard(
+    part, _keeping(target, {name for name in kinds if kinds[name] is not auto})
+  )
+  return jax.lax.with_sharding_constraint(
+    part, _keeping(target, {name for name in kinds if kinds[name] is auto})
+  )
+
+
+def _keeping(
+  target: jax.sharding.NamedSharding, names: set[str]
+) -> jax.sharding.NamedSharding:
+  entries = []
+  for entry in target.spec.partitions:
+    axes = entry if isinstance(entry, tuple) else (entry,)
+    left = tuple(axis for axis in axes if axis in names)
+    entries.append(left if left else None)
+  return target.update(spec=target.spec.update(partitions=tuple(entries)))
 
 
 def _tracing() -> bool:
