@@ -27,10 +27,12 @@ bootstrap = _load()
 
 
 def _run(*command, **env):
+  # `make test` runs this: a make below it would say `make[1]`.
+  inherited = {k: v for k, v in os.environ.items() if not k.startswith('MAKE')}
   return subprocess.run(
     command,
     cwd=_ROOT,
-    env={**os.environ, **env},
+    env={**inherited, **env},
     capture_output=True,
     text=True,
   )
