@@ -281,3 +281,26 @@ def duration(seconds: float) -> str:
   minutes, rest = divmod(round(seconds), 60)
   hours, minutes = divmod(minutes, 60)
   return f'{hours}:{minutes:02}:{rest:02}' if hours else f'{minutes}:{rest:02}'
+
+
+def evaluation_table(figures: Sequence[Mapping[str, Any]]) -> rich_table.Table:
+  """Loss and exact match of each file.
+
+  Args:
+    figures: Mappings of `file`, `rows`, `loss_tokens`, `loss` and
+      `exact_match`, which is None where rows have no answers.
+  """
+  table = rich_table.Table(box=box.SIMPLE, title='Evaluation')
+  table.add_column('file', overflow='fold')
+  for name in ('rows', 'learnt tokens', 'loss', 'exact match'):
+    table.add_column(name, justify='right', no_wrap=True)
+  for record in figures:
+    match = record['exact_match']
+    table.add_row(
+      rich_text.Text(record['file']),
+      str(record['rows']),
+      f'{record["loss_tokens"]:,}',
+      f'{record["loss"]:.4f}',
+      '-' if match is None else f'{match:.1%}',
+    )
+  return table
