@@ -1,0 +1,1 @@
+"""The demo: its model (assets) and its data (orders)."""
