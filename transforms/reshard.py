@@ -30,7 +30,8 @@ def reshard(
   Values may be numpy arrays, arrays on one device, on another mesh, in pinned
   host memory, or global ones that no host sees whole. What is placed already is
   returned as it is. Leaves are placed one after the other: beyond the results,
-  at most one value is held in host memory.
+  at most one value is held in host memory. As with `jax.device_put`, a result
+  on a CPU may share the memory of a numpy array, so don't write to that.
 
   Under `jax.jit` this is a sharding constraint; a mesh with Explicit axes has
   to be the surrounding one then, see `mesh_context`. An abstract value gets its
@@ -319,23 +320,35 @@ def _place(part: Any, target: jax.sharding.Sharding) -> Any:
 
 
 def _from_host(part: Any, target: jax.sharding.Sharding) -> jax.Array:
-  view = _host_view(part)
+  if not isinstance(part, jax.Array):
+    view = np.asarray(part)
+  elif part.is_fully_replicated:
+    view = np.asarray(part.addressable_data(0))
+  else:
+    return _from_gathered(part, target)
   return jax.make_array_from_callback(
     view.shape, target, lambda index: view[index]
   )
 
 
-def _host_view(part: Any) -> np.ndarray:
-  if not isinstance(part, jax.Array):
-    return np.asarray(part)
-  if part.is_fully_replicated:
-    return np.asarray(part.addressable_data(0))
-  # np.asarray of a sharded array would keep its copy for the array's lifetime.
-  view = np.empty(part.shape, part.dtype)
+def _from_gathered(part: Any, target: jax.sharding.Sharding) -> jax.Array:
+  # jax lets go of host memory that it has read only when it's called again, so
+  # the last value would still be there next to this one.
+  jax.device_put(0)
+  whole = np.empty(part.shape, part.dtype)
   for shard in part.addressable_shards:
     if shard.replica_id == 0:
-      view[shard.index] = np.asarray(shard.data)
-  return view
+      # np.asarray keeps what it copied from a device for as long as the array
+      # lives; another array of the same memory won't live long.
+      data = jax.make_array_from_single_device_arrays(
+        shard.data.shape, shard.data.sharding, [shard.data]
+      )
+      whole[shard.index] = np.asarray(data)
+  result = jax.make_array_from_callback(
+    whole.shape, target, lambda index: whole[index]
+  )
+  # Else the copies of several values would be in memory at the same time.
+  return jax.block_until_ready(result)
 
 
 # One jitted function for each sharding, so that equal shapes compile once.
