@@ -13,6 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from peftlib import _checks
+from peftlib.models import cache as cache_lib
+
+# Prompts are read this many rows at a time: on a CPU the activations of more
+# rows leave the caches, which costs a quarter of the speed.
+_GROUP_ROWS = 8
+
+# Shorter common beginnings of prompts aren't worth a forward pass of their own.
+_MIN_SHARED = 8
 
 
 class _Sampling(NamedTuple):
@@ -37,7 +45,7 @@ class _Loop(NamedTuple):
   token: jax.Array
   done: jax.Array
   output: jax.Array
-  cache: Any
+  cache: cache_lib.Cache
 
 
 def generate(
@@ -57,7 +65,8 @@ def generate(
   """Continues prompts.
 
   Prompts are sorted by length and padded to a few lengths, so that little is
-  computed on padding and little compiled. What a row gives doesn't depend on
+  computed on padding and little compiled; a beginning that all of them share is
+  read once. What a row gives doesn't depend on
   the rows beside it, except for rounding.
 
   Args:
@@ -106,16 +115,21 @@ def generate(
     return []
   key = jax.random.key(0) if key is None else key
   order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+  shared = _shared_length(prompts)
+  prefix = np.asarray(prompts[0][:shared], np.int32)
   # Batches of one size: a smaller last one would have to be compiled too.
   num_batches = -(-len(prompts) // batch_size)
-  rows = -(-len(prompts) // num_batches)
+  used_rows = -(-len(prompts) // num_batches)
+  group_rows = min(used_rows, _GROUP_ROWS)
+  rows = -(-used_rows // group_rows) * group_rows
   results: list[list[int]] = [[] for _ in prompts]
-  for start in range(0, len(order), rows):
-    members = order[start : start + rows]
-    tokens, lengths = _pad([prompts[i] for i in members], rows, pad_id)
+  for start in range(0, len(order), used_rows):
+    members = order[start : start + used_rows]
+    tokens, lengths = _pad([prompts[i][shared:] for i in members], rows, pad_id)
     output = _generate_batch(
       graphdef,
       state,
+      prefix,
       tokens,
       lengths,
       np.arange(rows) < len(members),
@@ -125,6 +139,7 @@ def generate(
       np.float32(temperature),
       np.float32(top_p),
       sampling=sampling,
+      group_rows=group_rows,
       max_new_tokens=max_new_tokens,
       eos_ids=tuple(eos_ids),
       pad_id=pad_id,
@@ -257,6 +272,18 @@ def _pad(
   return tokens, lengths
 
 
+def _shared_length(prompts: Sequence[Sequence[int]]) -> int:
+  """How many tokens all prompts begin with, leaving each at least one."""
+  if len(prompts) == 1:
+    return 0
+  first, last = min(prompts), max(prompts)
+  limit = min(map(len, prompts)) - 1
+  shared = 0
+  while shared < limit and first[shared] == last[shared]:
+    shared += 1
+  return shared if shared >= _MIN_SHARED else 0
+
+
 def _until_end(row: list[int], eos_ids: Sequence[int]) -> list[int]:
   for i, token in enumerate(row):
     if token in eos_ids:
@@ -314,14 +341,19 @@ def _first(
   sampling: _Sampling,
   num_slots: int,
   cache_dtype: jax_typing.DTypeLike | None,
-) -> tuple[jax.Array, Any]:
+  prefix_cache: cache_lib.Cache | None = None,
+) -> tuple[jax.Array, cache_lib.Cache]:
   """Reads the prompts; gives each row's first token and the cache."""
   model = nnx.merge(graphdef, state, copy=True)
   rows, width = tokens.shape
+  if prefix_cache is None:
+    cache = model.init_cache(rows, num_slots, cache_dtype)
+  else:
+    cache = cache_lib.extend(prefix_cache, batch_size=rows, length=num_slots)
   logits, cache = model(
     tokens,
     segment_ids=(jnp.arange(width) < lengths[:, None]).astype(jnp.int32),
-    cache=model.init_cache(rows, num_slots, cache_dtype),
+    cache=cache,
     logits_at=lengths[:, None] - 1,
   )
   step = jnp.zeros((), jnp.int32)
@@ -334,14 +366,14 @@ def _next(
   state: nnx.State,
   token: jax.Array,
   positions: jax.Array,
-  cache: Any,
+  cache: cache_lib.Cache,
   keys: jax.Array,
   step: jax.Array,
   temperature: jax.Array,
   top_p: jax.Array,
   *,
   sampling: _Sampling,
-) -> tuple[jax.Array, Any]:
+) -> tuple[jax.Array, cache_lib.Cache]:
   """Reads one token of each row; gives the token of number `step`."""
   model = nnx.merge(graphdef, state, copy=True)
   logits, cache = model(
@@ -367,6 +399,7 @@ _jitted_next = jax.jit(
   static_argnames=(
     'graphdef',
     'sampling',
+    'group_rows',
     'max_new_tokens',
     'eos_ids',
     'pad_id',
@@ -376,6 +409,7 @@ _jitted_next = jax.jit(
 def _generate_batch(
   graphdef: nnx.GraphDef[Any],
   state: nnx.State,
+  prefix: jax.Array,
   tokens: jax.Array,
   lengths: jax.Array,
   real: jax.Array,
@@ -384,6 +418,7 @@ def _generate_batch(
   top_p: jax.Array,
   *,
   sampling: _Sampling,
+  group_rows: int,
   max_new_tokens: int,
   eos_ids: tuple[int, ...],
   pad_id: int,
@@ -403,7 +438,7 @@ def _generate_batch(
       graphdef,
       state,
       loop.token,
-      lengths + loop.step - 1,
+      shared + lengths + loop.step - 1,
       loop.cache,
       keys,
       loop.step,
@@ -420,19 +455,42 @@ def _generate_batch(
       cache=cache,
     )
 
-  token, cache = _first(
-    graphdef,
-    state,
-    tokens,
-    lengths,
-    keys,
-    temperature,
-    top_p,
-    sampling=sampling,
-    num_slots=tokens.shape[1] + max_new_tokens,
-    cache_dtype=cache_dtype,
+  rows, width = tokens.shape
+  shared = prefix.shape[0]
+  prefix_cache = None
+  if shared:
+    model = nnx.merge(graphdef, state, copy=True)
+    _, prefix_cache = model(
+      prefix[None],
+      cache=model.init_cache(1, shared, cache_dtype),
+      logits_at=jnp.zeros((1, 1), jnp.int32),
+    )
+
+  def read(
+    group: tuple[jax.Array, jax.Array, jax.Array],
+  ) -> tuple[jax.Array, cache_lib.Cache]:
+    return _first(
+      graphdef,
+      state,
+      *group,
+      temperature,
+      top_p,
+      sampling=sampling,
+      num_slots=shared + width,
+      cache_dtype=cache_dtype,
+      prefix_cache=prefix_cache,
+    )
+
+  groups = jax.tree.map(
+    lambda x: x.reshape(-1, group_rows, *x.shape[1:]), (tokens, lengths, keys)
   )
-  rows = tokens.shape[0]
+  token, caches = jax.lax.map(read, groups)
+  token = token.reshape(rows)
+  cache = cache_lib.extend(
+    cache_lib.join_rows(caches),
+    batch_size=rows,
+    length=shared + width + max_new_tokens,
+  )
   output = jnp.full((rows, max_new_tokens), pad_id, jnp.int32)
   loop = _Loop(
     step=jnp.ones((), jnp.int32),

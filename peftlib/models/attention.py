@@ -48,12 +48,13 @@ def attend(
 ) -> jax.Array:
   """Scaled dot-product attention, softmax in float32.
 
-  Written out instead of `jax.nn.dot_product_attention`, which on CPU is slower
-  with grouped heads (see tests/benchmarks).
+  Written out instead of `jax.nn.dot_product_attention`: with the heads of a
+  group and their positions on one axis, both products are plain batched matrix
+  products, which XLA:CPU runs a quarter faster, forward and backward.
 
   Args:
     queries: (B, S, num_heads, head_dim).
-    keys: (B, T, num_kv_heads, head_dim); a key head serves
+    keys: (B, num_kv_heads, T, head_dim); a key head serves
       num_heads / num_kv_heads neighbouring query heads and isn't repeated in
       memory.
     values: Like `keys`.
@@ -63,22 +64,28 @@ def attend(
     (B, S, num_heads, head_dim), dtype of the queries.
   """
   batch, length, num_heads, head_dim = queries.shape
-  num_kv_heads = keys.shape[2]
-  grouped = queries.reshape(
-    batch, length, num_kv_heads, num_heads // num_kv_heads, head_dim
+  num_kv_heads, num_slots = keys.shape[1:3]
+  group = num_heads // num_kv_heads
+  # (B, KV, G * S, D) against (B, KV, T, D).
+  grouped = (
+    (queries * head_dim**-0.5)
+    .reshape(batch, length, num_kv_heads, group, head_dim)
+    .transpose(0, 2, 3, 1, 4)
+    .reshape(batch, num_kv_heads, group * length, head_dim)
   )
   keys, values = keys.astype(queries.dtype), values.astype(queries.dtype)
   scores = jnp.einsum(
-    'bskgd,btkd->bkgst',
-    grouped,
-    keys,
-    preferred_element_type=jnp.float32,
-  )
-  scores = jnp.where(
-    mask[:, None, None],
-    scores * head_dim**-0.5,
-    jnp.finfo(jnp.float32).min,
-  )
+    'bknd,bktd->bknt', grouped, keys, preferred_element_type=jnp.float32
+  ).reshape(batch, num_kv_heads, group, length, num_slots)
+  scores = jnp.where(mask[:, None, None], scores, jnp.finfo(jnp.float32).min)
   weights = jax.nn.softmax(scores, axis=-1).astype(queries.dtype)
-  mixed = jnp.einsum('bkgst,btkd->bskgd', weights, values)
-  return mixed.reshape(batch, length, num_heads, head_dim)
+  mixed = jnp.einsum(
+    'bknt,bktd->bknd',
+    weights.reshape(batch, num_kv_heads, group * length, num_slots),
+    values,
+  )
+  return (
+    mixed.reshape(batch, num_kv_heads, group, length, head_dim)
+    .transpose(0, 3, 1, 2, 4)
+    .reshape(batch, length, num_heads, head_dim)
+  )

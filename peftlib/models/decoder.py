@@ -120,8 +120,10 @@ class SelfAttention(nnx.Module):
       self.k_proj(x).reshape(kv_heads), context.cos, context.sin
     )
     values = self.v_proj(x).reshape(kv_heads)
+    # The cache's layout, which attention multiplies without transposing it.
+    keys, values = keys.transpose(0, 2, 1, 3), values.transpose(0, 2, 1, 3)
     if cache is not None:
-      start = (cache.layer, 0, context.index, 0, 0)
+      start = (cache.layer, 0, 0, context.index, 0)
       cache = cache._replace(
         keys=jax.lax.dynamic_update_slice(
           cache.keys, keys[None].astype(cache.keys.dtype), start
