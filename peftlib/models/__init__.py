@@ -1,12 +1,12 @@
 """Decoders to fine-tune: the architecture, its cache and its checkpoints."""
 
-from peftlib.models.cache import Cache
-from peftlib.models.cache import init_cache
-from peftlib.models.config import DecoderConfig
-from peftlib.models.config import RopeScaling
+from peftlib.models.cache import Cache, init_cache
+from peftlib.models.config import DecoderConfig, RopeScaling
 from peftlib.models.decoder import Decoder
-from peftlib.models.loading import LoadedModel
-from peftlib.models.loading import load
+from peftlib.models.fingerprinting import fingerprint
+from peftlib.models.loading import LoadedModel, load, open_checkpoint
+from peftlib.models.saving import save_directory
+from peftlib.models.sharding import partition_rules, partition_specs
 
 __all__ = [
   'Cache',
@@ -14,6 +14,11 @@ __all__ = [
   'DecoderConfig',
   'LoadedModel',
   'RopeScaling',
+  'fingerprint',
   'init_cache',
   'load',
+  'open_checkpoint',
+  'partition_rules',
+  'partition_specs',
+  'save_directory',
 ]
