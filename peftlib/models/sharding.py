@@ -20,7 +20,7 @@ _NARROWING = r'layers\.(self_attn\.o_proj|mlp\.down_proj)'
 
 
 def partition_rules(config: config_lib.DecoderConfig) -> Rules:
-  """Sharding of every variable, by path pattern.
+  r"""Sharding of every variable, by path pattern.
 
   For a mesh with the axes `fsdp` and `tensor`. The layer axis is never split:
   the scan takes one layer at a time.
