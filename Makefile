@@ -18,7 +18,7 @@ BAZEL ?= bazel
 UV_VERSION := 0.13.9
 VENV := .venv
 # Where `peftlib finetune` looks without --data.
-DEMO_DATA := build/demo
+DEMO_DATA := runs/demo-data
 # Two workers on two cores; each test process computes on the CPU.
 TEST_WORKERS ?= 2
 ARGS ?=

@@ -255,6 +255,6 @@ def _read_back(model: nnx.Module, mutable: nnx.State) -> nnx.State:
 
 
 def _learning_rate(opt_state: optax.OptState) -> jax.Array | None:
-  found = optax.tree_utils.tree_get_all_with_path(opt_state, 'learning_rate')
-  values = [value for _, value in found]
+  found = optax.tree_utils.tree_get_all_with_path(opt_state, 'hyperparams')
+  values = [h['learning_rate'] for _, h in found if 'learning_rate' in h]
   return values[0] if len(values) == 1 else None

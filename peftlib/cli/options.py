@@ -16,7 +16,7 @@ from peftlib.demo import assets
 
 WEIGHT_QTYPES = ('none', 'nf4', 'int8', 'int4', 'fp8')
 
-_DEMO_DATA = 'build/demo'
+_DEMO_DATA = 'runs/demo-data'
 _DEMO_EVAL = (
   f'{_DEMO_DATA}/heldout_values.jsonl',
   f'{_DEMO_DATA}/heldout_patterns.jsonl',

@@ -11,6 +11,8 @@ import numpy as np
 import peftlib
 from tests.peftlib import toy_models
 
+chex.set_n_cpu_devices(8)
+
 P = jax.sharding.PartitionSpec
 CONFIG = peftlib.LoraConfig(module_path='.*(up|down)', rank=2, alpha=4.0)
 KEY = jax.random.key(0)
