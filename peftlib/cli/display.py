@@ -208,8 +208,11 @@ def examples_table(
 
 
 def shorten(text: str, width: int = 300) -> str:
-  """The text in one line, cut where it is too long."""
+  """A model's text in one line: cut, and with nothing that moves the cursor."""
   flat = ' '.join(text.split())
+  flat = ''.join(
+    c if c.isprintable() else '\N{REPLACEMENT CHARACTER}' for c in flat
+  )
   return flat if len(flat) <= width else f'{flat[: width - 3]}...'
 
 

@@ -42,6 +42,8 @@ class _Inputs(NamedTuple):
   questions: list[evaluation.Questions]
   steps: int
   mesh: jax.sharding.Mesh | None
+  config: peftlib.LoraConfig | None
+  modules: list[display.ModuleRow]
 
 
 class _Setup(NamedTuple):
@@ -52,8 +54,6 @@ class _Setup(NamedTuple):
   train_state: peftlib.TrainState
   step: Callable[..., Any]
   manifest: checkpoint.Manifest
-  modules: list[display.ModuleRow]
-  base_fingerprint: str
 
 
 class _Trained(NamedTuple):
@@ -88,7 +88,12 @@ def run(options: options_lib.Finetune) -> int:
       return 0
     if options.resume and status == 'new':
       console.print(f'Nothing to resume in {options.output}: a new run starts.')
-    return _run(options, console, run_paths, status)
+    try:
+      return _run(options, console, run_paths, status)
+    except KeyboardInterrupt:
+      if run_paths.run.exists():
+        console.print('To go on, give the same flags and --resume.')
+      raise
 
 
 def _run(
@@ -98,9 +103,10 @@ def _run(
   status: runs.Status,
 ) -> int:
   inputs = _read_inputs(options)
+  console.print(display.module_table(inputs.modules))
   setup = _set_up(options, inputs)
   fingerprints = {
-    'base_fingerprint': setup.base_fingerprint,
+    'base_fingerprint': setup.manifest.base_fingerprint,
     'data_fingerprint': inputs.pipeline.fingerprint,
   }
   if status == 'new':
@@ -111,7 +117,6 @@ def _run(
     )
   else:
     runs.check_contents(run_paths, **fingerprints)
-  console.print(display.module_table(setup.modules))
   batches = iter(inputs.pipeline.dataset)
   with contextlib.closing(checkpoint.open_run(run_paths.checkpoints)) as saved:
     train_state = _start(options, console, setup, saved, batches)
@@ -170,23 +175,33 @@ def _read_inputs(options: options_lib.Finetune) -> _Inputs:
     )
     for path in options.eval_data
   ]
-  return _Inputs(tokenizer, pipeline, questions, steps, mesh)
+  fields = options_lib.lora_fields(options)
+  config = None if fields is None else peftlib.LoraConfig(**fields)
+  # What doesn't fit the model is found without its weights.
+  abstract = assembly.assemble(
+    assembly.abstract_base(
+      str(options.model), compute_dtype=options.compute_dtype
+    ),
+    config,
+    key=jax.random.key(options.seed),
+  )
+  modules = display.module_rows(abstract.trainable, abstract.frozen)
+  return _Inputs(tokenizer, pipeline, questions, steps, mesh, config, modules)
 
 
 def _set_up(options: options_lib.Finetune, inputs: _Inputs) -> _Setup:
   """Loads the model, adds what is trained, and makes the step."""
-  fields = options_lib.lora_fields(options)
-  config = None if fields is None else peftlib.LoraConfig(**fields)
   adapter_key, run_key = jax.random.split(jax.random.key(options.seed))
   base, fingerprint = assembly.load_base(
     str(options.model),
     compute_dtype=options.compute_dtype,
     remat=options.remat,
   )
-  graphdef, trainable, frozen = assembly.assemble(base, config, key=adapter_key)
+  graphdef, trainable, frozen = assembly.assemble(
+    base, inputs.config, key=adapter_key
+  )
   # Else the unquantized weights stay in memory to the end.
   del base
-  modules = display.module_rows(trainable, frozen)
   frozen = meshes.shard_state(frozen, inputs.mesh)
   trainable = meshes.shard_state(trainable, inputs.mesh)
   tx = optimizers.make_optimizer(options, inputs.steps)
@@ -198,9 +213,7 @@ def _set_up(options: options_lib.Finetune, inputs: _Inputs) -> _Setup:
     frozen,
     train_state,
     peftlib.make_train_step(graphdef, losses.causal_lm_loss, tx),
-    checkpoint.make_manifest(trainable, config, fingerprint),
-    modules,
-    fingerprint,
+    checkpoint.make_manifest(trainable, inputs.config, fingerprint),
   )
 
 
