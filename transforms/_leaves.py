@@ -7,6 +7,7 @@ array, an abstract value, a sharding. Its value may be composite, such as a
 
 from collections.abc import Callable, Iterator
 import contextlib
+import functools
 import math
 from typing import Any
 
@@ -42,7 +43,9 @@ def map_leaves(
   results = []
   for number, leaf in enumerate(leaves):
     # Modules are pytrees: one inside of a tree would else pass unnoticed.
-    _checks.check_no_module(function, leaf)
+    kind: Any = type(leaf)
+    if _is_module_type(kind):
+      _checks.check_no_module(function, leaf)
     try:
       results.append(fn(leaf, *(other[number] for other in others)))
     except (TypeError, ValueError):
@@ -79,10 +82,12 @@ def leaves(tree: Any) -> list[Any]:
 
 def raw_value(leaf: Any) -> Any:
   """Returns the value in a leaf as it is stored, without running hooks."""
-  if not isinstance(leaf, nnx.Variable):
+  if not is_variable(leaf):
     return leaf
   value = leaf.get_raw_value()
-  return value[...] if isinstance(value, jax.Ref) else value
+  if not is_array(value) and isinstance(value, jax.Ref):
+    return value[...]
+  return value
 
 
 def parts(value: Any) -> list[Any]:
@@ -122,9 +127,17 @@ def with_value(variable: nnx.Variable[Any], value: Any) -> nnx.Variable[Any]:
   return variable.replace(value)
 
 
+def is_variable(leaf: Any) -> bool:
+  """Returns whether a leaf is a Variable, of whichever of flax's kinds."""
+  kind: Any = type(leaf)
+  return _is_variable_type(kind) or isinstance(leaf, nnx.Variable)
+
+
 def is_array(value: Any) -> bool:
   """Returns whether a value is an array, concrete, traced or abstract."""
-  return isinstance(value, (jax.Array, jax.ShapeDtypeStruct, np.ndarray))
+  # Tracers are arrays too, but their classes aren't subclasses.
+  kind: Any = type(value)
+  return _is_array_type(kind) or isinstance(value, jax.Array)
 
 
 def is_sharding(value: Any) -> bool:
@@ -143,6 +156,8 @@ def rank(value: Any) -> int | None:
   The parts of a composite value are annotated by one spec. They may have
   fewer dimensions than it, as a scale for the whole tensor has.
   """
+  if is_array(value):
+    return len(value.shape)
   ranks = [len(shape(part)) for part in parts(value) if not is_sharding(part)]
   return max(ranks) if ranks else None
 
@@ -181,7 +196,25 @@ def _shape_text(dimensions: tuple[int, ...]) -> str:
 
 
 def _is_leaf(node: Any) -> bool:
-  return isinstance(node, (nnx.Variable, nnx.Module))
+  kind: Any = type(node)
+  return kind is not dict and (is_variable(node) or _is_module_type(kind))
+
+
+# isinstance is slow for classes with a metaclass or an ABC, and every leaf goes
+# through several of these.
+@functools.cache
+def _is_variable_type(kind: Any) -> bool:
+  return issubclass(kind, nnx.Variable)
+
+
+@functools.cache
+def _is_module_type(kind: Any) -> bool:
+  return issubclass(kind, nnx.Module)
+
+
+@functools.cache
+def _is_array_type(kind: Any) -> bool:
+  return issubclass(kind, (jax.Array, jax.ShapeDtypeStruct, np.ndarray))
 
 
 def _key(entry: Any) -> Any:

@@ -208,7 +208,7 @@ def _kind(leaf: Any) -> str:
 def _spec_text(leaf: Any) -> str:
   if not isinstance(leaf, nnx.Variable):
     return '-'
-  specs = list(metadata.sharding_specs(leaf).values())
+  specs = list(metadata.sharding_specs(leaf.get_metadata()).values())
   return str(specs[0]) if specs else '-'
 
 

@@ -8,7 +8,7 @@ makes a jitted function compile again and a scan fail. So everything here keeps
 the type.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from flax import nnx
@@ -23,51 +23,54 @@ MESH_KEY = 'mesh'
 type Entries = tuple[Any, ...]
 
 
-def sharding_specs(variable: nnx.Variable[Any]) -> dict[str, Any]:
+def sharding_specs(found: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the specs that a Variable is annotated with.
 
   Example:
-    >>> sharding_specs(nnx.Param(1.0).replace(out_sharding=('embed',)))
+    >>> variable = nnx.Param(1.0).replace(out_sharding=('embed',))
+    >>> sharding_specs(variable.get_metadata())
     {'out_sharding': ('embed',)}
 
   Args:
-    variable: A Variable with a value of any kind.
+    found: The metadata of a Variable.
 
   Returns:
     The spec by metadata key, for the keys of `SPEC_KEYS` that are there and
     not None.
   """
-  found = variable.get_metadata()
-  return {
-    key: found[key] for key in SPEC_KEYS if found.get(key, None) is not None
-  }
+  specs = {}
+  for key in SPEC_KEYS:
+    spec = found.get(key, None)
+    if spec is not None:
+      specs[key] = spec
+  return specs
 
 
-def scan_name(variable: nnx.Variable[Any], default: str | None) -> str | None:
+def scan_name(found: Mapping[str, Any], default: str | None) -> str | None:
   """Returns the name of a Variable's scan axis.
 
   Args:
-    variable: A Variable with a value of any kind.
+    found: The metadata of a Variable.
     default: The name if the Variable has none of its own.
 
   Returns:
     The metadata `nnx.PARTITION_NAME` if the Variable has it, else `default`.
   """
-  own: str | None = variable.get_metadata(nnx.PARTITION_NAME, None)
+  own: str | None = found.get(nnx.PARTITION_NAME, None)
   return default if own is None else own
 
 
-def scan_axis(variable: nnx.Variable[Any], default: int) -> int:
+def scan_axis(found: Mapping[str, Any], default: int) -> int:
   """Returns the index at which a Variable keeps its scan axis.
 
   Args:
-    variable: A Variable with a value of any kind.
+    found: The metadata of a Variable.
     default: The index if the Variable has none of its own.
 
   Returns:
     The metadata `param_scan_axis` if the Variable has it, else `default`.
   """
-  own: int | None = variable.get_metadata(SCAN_AXIS_KEY, None)
+  own: int | None = found.get(SCAN_AXIS_KEY, None)
   return default if own is None else own
 
 
@@ -105,19 +108,19 @@ def update_sharding_metadata(
       'update_sharding_metadata: expected an nnx.Variable, got '
       f'{type(variable).__name__}.'
     )
-  changed = updated_specs(variable, fn)
+  changed = updated_specs(variable.get_metadata(), fn)
   if not changed:
     return variable
   return replace(variable, variable.get_raw_value(), changed)
 
 
 def updated_specs(
-  variable: nnx.Variable[Any], fn: Callable[[Entries], Entries]
+  found: Mapping[str, Any], fn: Callable[[Entries], Entries]
 ) -> dict[str, Any]:
   """Returns the specs that `update_sharding_metadata` would change.
 
   Args:
-    variable: A Variable with a value of any kind.
+    found: The metadata of a Variable.
     fn: As for `update_sharding_metadata`.
 
   Returns:
@@ -128,7 +131,10 @@ def updated_specs(
     ValueError: What `fn` raised, with the key and the spec put in front.
   """
   changed = {}
-  for key, spec in sharding_specs(variable).items():
+  for key in SPEC_KEYS:
+    spec = found.get(key, None)
+    if spec is None:
+      continue
     try:
       entries = spec_entries(spec)
       new = fn(entries)
@@ -172,7 +178,7 @@ def agreeing_metadata(
     return padded[:size]
 
   changed: dict[str, Any] = {}
-  for key, spec in sharding_specs(variable).items():
+  for key, spec in sharding_specs(variable.get_metadata()).items():
     if isinstance(spec, jax.sharding.NamedSharding):
       if spec != sharding:
         changed[key] = sharding
@@ -202,7 +208,12 @@ def replace(
   Returns:
     A new Variable.
   """
-  return variable.replace(value, **metadata)
+  attributes = variable.get_metadata()
+  if attributes.get('ref', False):
+    # Makes a new mutable reference for the new value.
+    return variable.replace(value, **metadata)
+  attributes.update(metadata)
+  return type(variable).from_metadata(value, attributes)
 
 
 def spec_entries(spec: Any) -> Entries:
@@ -217,6 +228,8 @@ def spec_entries(spec: Any) -> Entries:
   Raises:
     TypeError: `spec` is of another type.
   """
+  if type(spec) is tuple:
+    return spec
   if isinstance(spec, jax.sharding.PartitionSpec):
     return tuple(spec.partitions)
   if isinstance(spec, (tuple, list)):
@@ -244,6 +257,8 @@ def with_entries(spec: Any, entries: Entries) -> Any:
     TypeError: `spec` is of another type.
     ValueError: jax refuses the entries.
   """
+  if type(spec) is tuple:
+    return entries
   if isinstance(spec, jax.sharding.PartitionSpec):
     # P(*spec) would lose the unreduced and reduced axes.
     return spec.update(partitions=entries)

@@ -218,7 +218,8 @@ def _specs_of(
   whole = whole_shape(parts)
   if len(spec.partitions) > len(whole):
     raise ValueError(
-      f'{metadata.sharding_specs(leaf)} has more than {len(whole)} entries.'
+      f'{metadata.sharding_specs(leaf.get_metadata())} has more than '
+      f'{len(whole)} entries.'
     )
   return _rebuilt(leaf, [_of_part(spec, part, whole) for part in parts])
 
@@ -256,7 +257,7 @@ def _resolved(
   pairs: list[tuple[str, MeshAxes]],
   mesh: jax.sharding.Mesh | None,
 ) -> jax.sharding.PartitionSpec:
-  specs = metadata.sharding_specs(variable)
+  specs = metadata.sharding_specs(variable.get_metadata())
   entries = {key: metadata.spec_entries(spec) for key, spec in specs.items()}
   if len(set(entries.values())) > 1:
     raise ValueError(f'metadata keys disagree: {specs}.')

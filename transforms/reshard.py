@@ -148,9 +148,11 @@ def _targets(state: nnx.State, shardings: Any) -> list[Any]:
       f'{type(shardings).__name__}.'
     )
   have = _leaves.leaf_paths(shardings)
+  if have == paths:
+    return _leaves.leaves(shardings)
   for what, missing in (
-    ('no sharding for', [path for path in paths if path not in set(have)]),
-    ('no value for', [path for path in have if path not in set(paths)]),
+    ('no sharding for', sorted(set(paths) - set(have))),
+    ('no value for', sorted(set(have) - set(paths))),
   ):
     if missing:
       shown = ', '.join(map(_checks.path_text, missing[:_SHOWN_PATHS]))

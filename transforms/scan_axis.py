@@ -13,7 +13,7 @@ them. Everything else raises ValueError rather than guess; nothing is changed in
 place, and a Variable to which nothing has to be done is returned as it is.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import functools
 from typing import Any, NamedTuple
 
@@ -59,16 +59,17 @@ def remove_scan_axis[T](tree: T, name: str = 'layers') -> T:
   """
 
   def remove(leaf: Any) -> Any:
-    if not isinstance(leaf, nnx.Variable):
-      _refuse_sharding(leaf)
-      return leaf
-    value = leaf.get_raw_value()
+    value = _leaves.raw_value(leaf)
     _refuse_sharding(value)
-    own = metadata.scan_name(leaf, name)
-    rank = _leaves.rank(_leaves.raw_value(leaf))
-    return metadata.update_sharding_metadata(
-      leaf, lambda entries: _removed(entries, own, rank)
+    if not _leaves.is_variable(leaf):
+      return leaf
+    found = leaf.get_metadata()
+    own = metadata.scan_name(found, name)
+    rank = _leaves.rank(value)
+    changed = metadata.updated_specs(
+      found, lambda entries: _removed(entries, own, rank)
     )
+    return metadata.replace(leaf, value, changed) if changed else leaf
 
   result: T = _leaves.map_leaves('remove_scan_axis', remove, tree)
   return result
@@ -105,17 +106,18 @@ def add_scan_axis[T](tree: T, name: str = 'layers', axis: int = 0) -> T:
   """
 
   def add(leaf: Any) -> Any:
-    variable = isinstance(leaf, nnx.Variable)
+    variable = _leaves.is_variable(leaf)
     value = _leaves.raw_value(leaf)
     _refuse_sharding(value)
     rank = _stacked_rank(value)
     if rank is None:
       return leaf
-    wanted = metadata.scan_axis(leaf, axis) if variable else axis
+    found = leaf.get_metadata() if variable else {}
+    wanted = metadata.scan_axis(found, axis)
     target = _axis_in(wanted, rank, 'axis')
     if not variable:
       return _leaves.map_parts(lambda part: _move(part, 0, wanted), value)
-    own = metadata.scan_name(leaf, name)
+    own = metadata.scan_name(found, name)
     in_place = []
 
     def insert(entries: metadata.Entries) -> metadata.Entries:
@@ -123,16 +125,18 @@ def add_scan_axis[T](tree: T, name: str = 'layers', axis: int = 0) -> T:
       in_place.append(new is entries)
       return new
 
-    changed = metadata.updated_specs(leaf, insert)
+    changed = metadata.updated_specs(found, insert)
     if target and any(in_place):
       if not all(in_place):
         raise ValueError(
           f'{own!r} is in some specs but not in others '
-          f'({metadata.sharding_specs(leaf)}), so whether the value has been '
+          f'({metadata.sharding_specs(found)}), so whether the value has been '
           'moved is unknown.'
         )
       return leaf
-    moved = _leaves.map_parts(lambda part: _move(part, 0, wanted), value)
+    moved = value
+    if target:
+      moved = _leaves.map_parts(lambda part: _move(part, 0, wanted), value)
     if moved is value and not changed:
       return leaf
     return metadata.replace(leaf, moved, changed)
@@ -170,7 +174,7 @@ def move_scan_axis[T](tree: T, source: int, destination: int) -> T:
   """
 
   def move(leaf: Any) -> Any:
-    variable = isinstance(leaf, nnx.Variable)
+    variable = _leaves.is_variable(leaf)
     value = _leaves.raw_value(leaf)
     rank = _leaves.rank(value)
     if rank is not None:
@@ -187,7 +191,7 @@ def move_scan_axis[T](tree: T, source: int, destination: int) -> T:
     if not variable:
       return moved
     changed = metadata.updated_specs(
-      leaf, lambda entries: _moved(entries, start, end, rank)
+      leaf.get_metadata(), lambda entries: _moved(entries, start, end, rank)
     )
     if moved is value and not changed:
       return leaf
@@ -243,8 +247,9 @@ def stack_layers(
     rank = _leaves.rank(value)
     if rank is None:
       return first
-    variable = isinstance(first, nnx.Variable)
-    wanted = metadata.scan_axis(first, axis) if variable else axis
+    variable = _leaves.is_variable(first)
+    found = first.get_metadata() if variable else {}
+    wanted = metadata.scan_axis(found, axis)
     target = _axis_in(wanted, rank + 1, 'axis')
     _, treedef = jax.tree.flatten(value)
     layers = [_leaves.parts(value)]
@@ -255,9 +260,9 @@ def stack_layers(
     )
     if not variable:
       return stacked
-    own = metadata.scan_name(first, name) if name is not None else None
+    own = metadata.scan_name(found, name) if name is not None else None
     changed = metadata.updated_specs(
-      first, lambda entries: _stacked(entries, own, target, rank)
+      found, lambda entries: _stacked(entries, own, target, rank)
     )
     return metadata.replace(first, stacked, changed)
 
@@ -313,7 +318,7 @@ def unstack_layers(
       rows = list(zip(*(_unstack(part, wanted) for part in found), strict=True))
     for layer, row in zip(layers, rows, strict=True):
       value = jax.tree.unflatten(inner, row)
-      if isinstance(leaf, nnx.Variable):
+      if _leaves.is_variable(leaf):
         value = metadata.replace(leaf, value, changed)
       layer.append(value)
   return [_leaves.unflatten_like(state, layer) for layer in layers]
@@ -336,13 +341,13 @@ def _plan_unstacking(leaf: Any, name: str | None, axis: int) -> _Unstacking:
     return _Unstacking(leaf, None, (), {})
   lengths = []
   specs: dict[str, Any] = {}
-  if isinstance(leaf, nnx.Variable):
-    axis = metadata.scan_axis(leaf, axis)
+  found = leaf.get_metadata() if _leaves.is_variable(leaf) else {}
+  axis = metadata.scan_axis(found, axis)
   target = _axis_in(axis, rank, 'axis')
-  if isinstance(leaf, nnx.Variable):
-    own = None if name is None else metadata.scan_name(leaf, name)
+  if _leaves.is_variable(leaf):
+    own = None if name is None else metadata.scan_name(found, name)
     specs = metadata.updated_specs(
-      leaf, lambda entries: _unstacked(entries, own, target, rank)
+      found, lambda entries: _unstacked(entries, own, target, rank)
     )
   for part in _leaves.parts(value):
     shape = _leaves.shape(part)
@@ -376,7 +381,7 @@ def _removed(
   if count > 1:
     raise ValueError(f'scan axis {name!r} comes up {count} times.')
   new = entries
-  for position, entry in enumerate(entries):
+  for position, entry in enumerate(entries) if count else ():
     if _is_only(entry, name):
       new = entries[:position] + entries[position + 1 :]
     elif isinstance(entry, tuple) and name in entry:
@@ -472,10 +477,11 @@ def _unstacked(
 
 
 def _count(entries: metadata.Entries, name: str | None) -> int:
-  return sum(
-    entry.count(name) if isinstance(entry, tuple) else entry == name
-    for entry in entries
-  )
+  count = entries.count(name)
+  for entry in entries:
+    if isinstance(entry, tuple):
+      count += entry.count(name)
+  return count
 
 
 def _is_only(entry: Any, name: str | None) -> bool:
@@ -505,6 +511,8 @@ def _axis_of_any(axis: int, what: str) -> int:
 
 
 def _stacked_rank(value: Any) -> int | None:
+  if _leaves.is_array(value) and value.shape:
+    return len(value.shape)
   parts = _leaves.parts(value)
   if any(not _leaves.shape(part) for part in parts):
     raise ValueError('a scalar cannot have come out of a scan stacked.')
@@ -512,7 +520,9 @@ def _stacked_rank(value: Any) -> int | None:
 
 
 def _refuse_sharding(value: Any) -> None:
-  if any(map(_leaves.is_sharding, _leaves.parts(value))):
+  if not _leaves.is_array(value) and any(
+    map(_leaves.is_sharding, _leaves.parts(value))
+  ):
     raise TypeError(
       'a sharding does not say how many axes its value has; transform the '
       'State of values, then make the shardings of that.'
@@ -543,13 +553,13 @@ def _move(part: Any, source: int, destination: int) -> Any:
     return np.moveaxis(part, start, end)
   if isinstance(part, jax.core.Tracer):
     return jnp.moveaxis(part, start, end)
-  return _move_array(part, start, end)
+  return _compiled_move(start, end)(part)
 
 
 # A compiled transpose starts in a third of the time of jnp.moveaxis.
-@functools.partial(jax.jit, static_argnums=(1, 2))
-def _move_array(array: jax.Array, start: int, end: int) -> jax.Array:
-  return jnp.moveaxis(array, start, end)
+@functools.cache
+def _compiled_move(start: int, end: int) -> Callable[[jax.Array], jax.Array]:
+  return jax.jit(lambda array: jnp.moveaxis(array, start, end))
 
 
 def _stack(parts: list[Any], axis: int) -> Any:

@@ -67,11 +67,11 @@ class MetadataTest(parameterized.TestCase):
     with self.assertWarns(DeprecationWarning):
       variable = nnx.Param(jnp.ones(2), sharding=('a',), eager_sharding=False)
     self.assertEqual(
-      metadata.sharding_specs(variable), {'out_sharding': ('a',)}
+      metadata.sharding_specs(variable.get_metadata()), {'out_sharding': ('a',)}
     )
     stray = variable.replace(sharding=('b',))
     self.assertEqual(
-      metadata.sharding_specs(stray),
+      metadata.sharding_specs(stray.get_metadata()),
       {'out_sharding': ('a',), 'sharding': ('b',)},
     )
 
@@ -105,8 +105,8 @@ class MetadataTest(parameterized.TestCase):
       transforms.update_sharding_metadata(3, _drop_first)
 
   def test_own_name_and_axis(self):
-    plain = nnx.Param(1.0)
-    own = plain.replace(param_scan_axis=0, **{nnx.PARTITION_NAME: 'moe'})
+    plain = nnx.Param(1.0).get_metadata()
+    own = {**plain, 'param_scan_axis': 0, nnx.PARTITION_NAME: 'moe'}
     self.assertEqual(metadata.scan_name(plain, 'layers'), 'layers')
     self.assertEqual(metadata.scan_name(own, 'layers'), 'moe')
     self.assertEqual(metadata.scan_axis(plain, 1), 1)
