@@ -122,9 +122,7 @@ def with_value(variable: nnx.Variable[Any], value: Any) -> nnx.Variable[Any]:
   In contrast to `Variable.replace` a sharding can be the value of a Variable
   that holds a mutable reference.
   """
-  if variable.get_metadata('ref', False):
-    return type(variable).from_metadata(value, variable.get_metadata())
-  return variable.replace(value)
+  return type(variable).from_metadata(value, variable.get_metadata())
 
 
 def is_variable(leaf: Any) -> bool:
@@ -142,7 +140,8 @@ def is_array(value: Any) -> bool:
 
 def is_sharding(value: Any) -> bool:
   """Returns whether a value says where to put an array."""
-  return isinstance(value, (jax.sharding.Sharding, jax.sharding.PartitionSpec))
+  kind: Any = type(value)
+  return _is_sharding_type(kind)
 
 
 def shape(part: Any) -> tuple[int, ...]:
@@ -160,6 +159,14 @@ def rank(value: Any) -> int | None:
     return len(value.shape)
   ranks = [len(shape(part)) for part in parts(value) if not is_sharding(part)]
   return max(ranks) if ranks else None
+
+
+def same_structure(one: Any, two: Any) -> bool:
+  """Returns whether two trees have leaves at the same paths."""
+  structures: list[Any] = [
+    jax.tree.structure(tree, is_leaf=_is_leaf) for tree in (one, two)
+  ]
+  return bool(structures[0] == structures[1])
 
 
 def unflatten_like(tree: Any, leaves: list[Any]) -> Any:
@@ -210,6 +217,11 @@ def _is_variable_type(kind: Any) -> bool:
 @functools.cache
 def _is_module_type(kind: Any) -> bool:
   return issubclass(kind, nnx.Module)
+
+
+@functools.cache
+def _is_sharding_type(kind: Any) -> bool:
+  return issubclass(kind, (jax.sharding.Sharding, jax.sharding.PartitionSpec))
 
 
 @functools.cache

@@ -5,7 +5,7 @@ which mesh axes each name stands for, so the same model fits any mesh.
 """
 
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import difflib
 import math
 from typing import Any
@@ -17,6 +17,8 @@ import jax
 from transforms import _checks
 from transforms import _leaves
 from transforms import metadata
+
+_RULES_KEY = 'sharding_rules'
 
 type MeshAxes = str | tuple[str, ...] | None
 type Rules = Sequence[tuple[str, MeshAxes]] | Mapping[str, MeshAxes]
@@ -61,8 +63,9 @@ def partition_specs(
   """
   _checks.check_state('partition_specs', state)
   pairs = _pairs('partition_specs', rules)
+  cached = _by_annotation(lambda leaf: _part_specs(leaf, pairs, mesh)[2])
   result: nnx.State = _leaves.map_leaves(
-    'partition_specs', lambda leaf: _specs_of(leaf, pairs, mesh), state
+    'partition_specs', lambda leaf: _rebuilt(leaf, cached(leaf)), state
   )
   return result
 
@@ -108,31 +111,34 @@ def named_shardings(
   """
   _checks.check_state('named_shardings', state)
   pairs = _pairs('named_shardings', rules)
-  reported: list[str] = []
   replicated: list[list[str]] = []
 
-  def shard(leaf: Any) -> Any:
-    found: list[str] = []
-    value = _leaves.raw_value(_specs_of(leaf, pairs, mesh))
-    specs = iter(_leaves.parts(value))
-    parts = _leaves.parts(_leaves.raw_value(leaf))
-    whole = whole_shape(parts)
-    sharded = []
-    for part in parts:
-      spec, bad = divisible_spec(
-        next(specs), _leaves.shape(part), mesh, whole=whole
-      )
-      if bad and not replicate_indivisible:
-        raise ValueError('; '.join(bad) + '.')
-      found += bad
+  def placed(leaf: Any) -> tuple[list[Any], list[str]]:
+    parts, whole, specs = _part_specs(leaf, pairs, mesh)
+    sharded, bad = [], []
+    for part, spec in zip(parts, specs, strict=True):
+      spec, wrong = divisible_spec(spec, _leaves.shape(part), mesh, whole=whole)
+      bad += wrong
       sharded.append(jax.sharding.NamedSharding(mesh, spec))
-    replicated.append(found)
+    if bad and not replicate_indivisible:
+      raise ValueError('; '.join(bad) + '.')
+    return sharded, bad
+
+  cached = _by_annotation(placed)
+
+  def shard(leaf: Any) -> Any:
+    sharded, bad = cached(leaf)
+    replicated.append(bad)
     return _rebuilt(leaf, sharded)
 
   result: nnx.State = _leaves.map_leaves('named_shardings', shard, state)
-  for path, found in zip(_leaves.leaf_paths(state), replicated, strict=True):
-    reported += [f'{_checks.path_text(path)}: {text}' for text in found]
-  if reported:
+  if any(replicated):
+    paths = map(_checks.path_text, _leaves.leaf_paths(state))
+    reported = [
+      f'{path}: {text}'
+      for path, bad in zip(paths, replicated, strict=True)
+      for text in bad
+    ]
     warnings.warn(
       'named_shardings: replicated instead: ' + '; '.join(reported) + '.',
       stacklevel=2,
@@ -196,6 +202,8 @@ def whole_shape(parts: list[Any]) -> tuple[int, ...]:
   Returns:
     The shape of the largest one; `()` if there's none.
   """
+  if len(parts) == 1:
+    return _leaves.shape(parts[0])
   return max(
     map(_leaves.shape, parts),
     key=lambda shape: (len(shape), math.prod(shape)),
@@ -203,16 +211,40 @@ def whole_shape(parts: list[Any]) -> tuple[int, ...]:
   )
 
 
-def _specs_of(
+def _by_annotation(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
+  """Keeps the results of `fn` for leaves of equal annotation and shape."""
+  results: dict[Any, Any] = {}
+
+  def cached(leaf: Any) -> Any:
+    value = _leaves.raw_value(leaf)
+    if not _leaves.is_array(value):
+      return fn(leaf)
+    key: tuple[Any, ...] = (value.shape,)
+    if _leaves.is_variable(leaf):
+      found = leaf.get_metadata()
+      if found.get(_RULES_KEY) is not None:
+        return fn(leaf)
+      key += tuple(
+        (name, type(spec), tuple(spec) if isinstance(spec, list) else spec)
+        for name, spec in metadata.sharding_specs(found).items()
+      )
+    if key not in results:
+      results[key] = fn(leaf)
+    return results[key]
+
+  return cached
+
+
+def _part_specs(
   leaf: Any,
   pairs: list[tuple[str, MeshAxes]],
   mesh: jax.sharding.Mesh | None,
-) -> Any:
+) -> tuple[list[Any], tuple[int, ...], list[jax.sharding.PartitionSpec]]:
   parts = _leaves.parts(_leaves.raw_value(leaf))
   if any(map(_leaves.is_sharding, parts)):
     raise TypeError('it is a sharding already; expected an array.')
   spec = jax.sharding.PartitionSpec()
-  if isinstance(leaf, nnx.Variable):
+  if _leaves.is_variable(leaf):
     pairs = [*_pairs('sharding_rules', _own_rules(leaf)), *pairs]
     spec = _resolved(leaf, pairs, mesh)
   whole = whole_shape(parts)
@@ -221,11 +253,11 @@ def _specs_of(
       f'{metadata.sharding_specs(leaf.get_metadata())} has more than '
       f'{len(whole)} entries.'
     )
-  return _rebuilt(leaf, [_of_part(spec, part, whole) for part in parts])
+  return parts, whole, [_of_part(spec, part, whole) for part in parts]
 
 
 def _own_rules(variable: nnx.Variable[Any]) -> Rules:
-  rules: Rules | None = variable.get_metadata('sharding_rules', None)
+  rules: Rules | None = variable.get_metadata(_RULES_KEY, None)
   return () if rules is None else rules
 
 
@@ -247,7 +279,7 @@ def _of_part(
 
 def _rebuilt(leaf: Any, results: list[Any]) -> Any:
   value = _leaves.with_parts(_leaves.raw_value(leaf), results)
-  if isinstance(leaf, nnx.Variable):
+  if _leaves.is_variable(leaf):
     return _leaves.with_value(leaf, value)
   return value
 

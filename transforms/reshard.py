@@ -134,22 +134,22 @@ class _Plan(NamedTuple):
   leaf: Any
   parts: list[Any]
   targets: list[jax.sharding.Sharding]
+  done: list[bool]
   whole: jax.sharding.Sharding | None
 
 
 def _targets(state: nnx.State, shardings: Any) -> list[Any]:
-  paths = _leaves.leaf_paths(state)
   if _leaves.is_sharding(shardings):
-    return [shardings] * len(paths)
+    return [shardings] * len(_leaves.leaves(state))
   _checks.check_no_module('reshard', shardings)
   if not isinstance(shardings, nnx.State):
     raise TypeError(
       'reshard: expected a sharding, or an nnx.State of shardings, got '
       f'{type(shardings).__name__}.'
     )
-  have = _leaves.leaf_paths(shardings)
-  if have == paths:
+  if _leaves.same_structure(state, shardings):
     return _leaves.leaves(shardings)
+  paths, have = _leaves.leaf_paths(state), _leaves.leaf_paths(shardings)
   for what, missing in (
     ('no sharding for', sorted(set(paths) - set(have))),
     ('no value for', sorted(set(have) - set(paths))),
@@ -173,13 +173,15 @@ def _plan(leaf: Any, target: Any) -> _Plan:
       f'{len(given)} shardings are given for a value of {len(parts)} arrays.'
     )
   whole = partitioning.whole_shape(parts)
-  targets = []
+  targets: list[jax.sharding.Sharding] = []
+  done = []
   main = None
   for part, sharding in zip(parts, given, strict=True):
     targets.append(_target_of_part(part, sharding, whole))
+    done.append(_is_placed(part, targets[-1]))
     if main is None and _leaves.shape(part) == whole:
       main = targets[-1]
-  return _Plan(leaf, parts, targets, main)
+  return _Plan(leaf, parts, targets, done, main)
 
 
 def _target_of_part(
@@ -239,16 +241,16 @@ def _placing(plans: list[_Plan], donate: bool) -> Any:
   uses: dict[int, int] = {}
   kept: set[int] = set()
   for plan in plans:
-    for part, target in zip(plan.parts, plan.targets, strict=True):
+    for part, done in zip(plan.parts, plan.done, strict=True):
       uses[id(part)] = uses.get(id(part), 0) + 1
-      if _is_placed(part, target):
+      if done:
         kept.add(id(part))
   # Arrays that several Variables share are placed once, and stay shared.
   shared: dict[tuple[int, jax.sharding.Sharding], Any] = {}
 
-  def place_part(part: Any, target: jax.sharding.Sharding) -> Any:
+  def place_part(part: Any, target: jax.sharding.Sharding, done: bool) -> Any:
     uses[id(part)] -= 1
-    if _is_placed(part, target):
+    if done:
       return part
     result = shared.get((id(part), target), None)
     if result is None:
@@ -262,11 +264,11 @@ def _placing(plans: list[_Plan], donate: bool) -> Any:
     return result
 
   def place(plan: _Plan) -> Any:
-    placed = list(map(place_part, plan.parts, plan.targets))
-    same = all(map(lambda one, two: one is two, placed, plan.parts))
+    placed = list(map(place_part, plan.parts, plan.targets, plan.done))
+    same = all(plan.done)
     value = _leaves.raw_value(plan.leaf)
     moved = value if same else _leaves.with_parts(value, placed)
-    if not isinstance(plan.leaf, nnx.Variable):
+    if not _leaves.is_variable(plan.leaf):
       return moved
     changed = metadata.agreeing_metadata(plan.leaf, plan.whole)
     if same and not changed:
@@ -293,7 +295,7 @@ def _is_placed(part: Any, target: jax.sharding.Sharding) -> bool:
     return part.sharding == target
   if not _is_concrete(part):
     return False
-  if part.sharding == target:
+  if part.sharding is target or part.sharding == target:
     return True
   # Equal devices are not enough: the mesh is a part of the type of an array
   # with Explicit axes.
