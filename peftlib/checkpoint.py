@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from flax import nnx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 
 from peftlib import _checks
@@ -248,7 +249,8 @@ def restore_run(
   saved = _from_json(read['manifest'])
   fields = tuple(manifest.config or ())
   _compare('peftlib.restore_run', path, saved, manifest, fields)
-  stored = manager.item_metadata(step)['train_state']
+  with ocp.StandardCheckpointer() as checkpointer:
+    stored = checkpointer.metadata(path / 'train_state').item_metadata
   _check_leaves('peftlib.restore_run', path, dict(stored.items()), like)
   restored = manager.restore(
     step,
@@ -300,13 +302,24 @@ def _abstract_leaves(tree: Any) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def _from_named_leaves(values: Mapping[str, Any], like: Any) -> Any:
-  leaves = [
-    jax.random.wrap_key_data(values[name], impl=_key_impl(leaf))
-    if _is_key(leaf)
-    else values[name]
-    for name, leaf in _named(like).items()
-  ]
+  leaves = []
+  for name, leaf in _named(like).items():
+    value = values[name]
+    if not _is_placed(leaf):
+      # Orbax pins what it restores to a device; a step that was compiled for
+      # values that are free would be compiled again.
+      value = jnp.asarray(np.asarray(value))
+    if _is_key(leaf):
+      value = jax.random.wrap_key_data(value, impl=_key_impl(leaf))
+    leaves.append(value)
   return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+def _is_placed(x: Any) -> bool:
+  """Whether a value, or an abstract one, was put on devices on purpose."""
+  if isinstance(x, jax.Array):
+    return x.committed
+  return getattr(x, 'sharding', None) is not None
 
 
 def _key_impl(key: Any) -> Any:

@@ -10,8 +10,9 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
-from peftlib import _checks, interception
+from peftlib import _checks
 from peftlib import config as config_lib
+from peftlib import interception
 
 SHARDING_KEYS = ('out_sharding', 'sharding', 'sharding_names')
 

@@ -72,14 +72,17 @@ class Contraction:
 
   @property
   def batch(self) -> str:
+    """Letters of the weight that are in all three."""
     return ''.join(c for c in self.weight if c in self.x and c in self.out)
 
   @property
   def contracted(self) -> str:
+    """Letters of the weight that are summed over."""
     return ''.join(c for c in self.weight if c in self.x and c not in self.out)
 
   @property
   def remaining(self) -> str:
+    """Letters that the weight alone has."""
     return ''.join(c for c in self.weight if c not in self.x)
 
   def axes(self, letters: str) -> tuple[int, ...]:

@@ -9,8 +9,10 @@ import jax
 import jax.numpy as jnp
 import qwix
 
-from peftlib import _checks, injection, interception
+from peftlib import _checks
 from peftlib import config as config_lib
+from peftlib import injection
+from peftlib import interception
 
 
 def quantize_base(

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from peftlib import _checks, injection
+from peftlib import _checks
 from peftlib import config as config_lib
+from peftlib import injection
 
 Batch = Any
 Metrics = dict[str, jax.Array]
@@ -190,8 +191,8 @@ def make_train_step(
     trainable = optax.apply_updates(train_state.trainable, updates)
     metrics |= {
       'loss': value,
-      'grad_norm': optax.global_norm(grads),
-      'update_norm': optax.global_norm(updates),
+      'grad_norm': optax.tree.norm(grads),
+      'update_norm': optax.tree.norm(updates),
     }
     learning_rate = _learning_rate(opt_state)
     if learning_rate is not None:

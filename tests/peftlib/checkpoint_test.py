@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from peftlib import checkpoint
 import peftlib
-import transforms
+from peftlib import checkpoint
 from tests.peftlib import toy_models
+import transforms
 
 chex.set_n_cpu_devices(8)
 
@@ -31,10 +31,10 @@ def _run(config=CONFIG):
   """A run of two steps: its step function, state and frozen base."""
   x = toy_models.inputs()
   graphdef, state = peftlib.inject(
-      *nnx.split(toy_models.LaxScan(nnx.Rngs(0))), config, x, key=KEY
+    *nnx.split(toy_models.LaxScan(nnx.Rngs(0))), config, x, key=KEY
   )
   trainable, frozen = transforms.partition(
-      state, peftlib.trainable_filter(config), ...
+    state, peftlib.trainable_filter(config), ...
   )
   tx = optax.adamw(1e-2)
   train_state = peftlib.init_train_state(trainable, tx, key=KEY)
@@ -45,7 +45,6 @@ def _run(config=CONFIG):
 
 
 class AdapterTest(parameterized.TestCase):
-
   def setUp(self):
     super().setUp()
     self.directory = pathlib.Path(self.create_tempdir().full_path) / 'adapter'
@@ -73,7 +72,7 @@ class AdapterTest(parameterized.TestCase):
     self.assertEqual(manifest, self.manifest)
     self.assertEqual(checkpoint.config_of(manifest), CONFIG)
     self.assertEqual(
-        manifest.leaves['layers/up/kernel_lora_a'], ((3, 8, 2), 'float32')
+      manifest.leaves['layers/up/kernel_lora_a'], ((3, 8, 2), 'float32')
     )
     full = checkpoint.make_manifest(self.trainable, None, 'base-1')
     self.assertIsNone(checkpoint.config_of(full))
@@ -81,7 +80,7 @@ class AdapterTest(parameterized.TestCase):
   def test_restores_onto_a_mesh(self):
     self._save()
     mesh = jax.make_mesh(
-        (8,), ('fsdp',), axis_types=(jax.sharding.AxisType.Auto,)
+      (8,), ('fsdp',), axis_types=(jax.sharding.AxisType.Auto,)
     )
     sharding = jax.NamedSharding(mesh, P())
     like = jax.device_put(self.trainable, sharding)
@@ -96,7 +95,7 @@ class AdapterTest(parameterized.TestCase):
       self._save()
     other = jax.tree.map(lambda v: v + 1, self.trainable)
     checkpoint.save_adapter(
-        self.directory, other, self.manifest, overwrite=True
+      self.directory, other, self.manifest, overwrite=True
     )
     got = checkpoint.restore_adapter(self.directory, other, self.manifest)
     chex.assert_trees_all_equal(got, other)
@@ -113,12 +112,12 @@ class AdapterTest(parameterized.TestCase):
     self.assertFalse(stale.exists())
 
   @parameterized.parameters(
-      (dict(rank=4), 'rank: saved 2, expected 4'),
-      (dict(alpha=5.0), 'alpha: saved 4.0, expected 5.0'),
-      (
-          dict(module_path='.*up'),
-          r"module_path: saved '\.\*\(up\|down\)', expected '\.\*up'",
-      ),
+    (dict(rank=4), 'rank: saved 2, expected 4'),
+    (dict(alpha=5.0), 'alpha: saved 4.0, expected 5.0'),
+    (
+      dict(module_path='.*up'),
+      r"module_path: saved '\.\*\(up\|down\)', expected '\.\*up'",
+    ),
   )
   def test_another_config(self, change, message):
     self._save()
@@ -129,30 +128,30 @@ class AdapterTest(parameterized.TestCase):
   def test_dropout_and_quantization_may_differ(self):
     self._save()
     other = self.manifest._replace(
-        config={**self.manifest.config, 'dropout': 0.1, 'weight_qtype': 'nf4'}
+      config={**self.manifest.config, 'dropout': 0.1, 'weight_qtype': 'nf4'}
     )
     checkpoint.restore_adapter(self.directory, self.trainable, other)
 
   def test_another_base(self):
     self._save()
     with self.assertRaisesRegex(
-        ValueError, "base_fingerprint: saved 'base-1', expected 'base-2'"
+      ValueError, "base_fingerprint: saved 'base-1', expected 'base-2'"
     ):
       checkpoint.restore_adapter(
-          self.directory,
-          self.trainable,
-          self.manifest._replace(base_fingerprint='base-2'),
+        self.directory,
+        self.trainable,
+        self.manifest._replace(base_fingerprint='base-2'),
       )
 
   def test_another_method(self):
     self._save()
     with self.assertRaisesRegex(
-        ValueError, "method: saved 'lora', expected 'full'"
+      ValueError, "method: saved 'lora', expected 'full'"
     ):
       checkpoint.restore_adapter(
-          self.directory,
-          self.trainable,
-          self.manifest._replace(config=None),
+        self.directory,
+        self.trainable,
+        self.manifest._replace(config=None),
       )
 
   def test_missing_extra_and_misshapen_leaves(self):
@@ -167,15 +166,15 @@ class AdapterTest(parameterized.TestCase):
     with self.assertRaises(ValueError) as caught:
       checkpoint.restore_adapter(self.directory, like, manifest)
     self.assertEqual(
-        str(caught.exception).splitlines()[1:],
-        [
-            "  layers/down/kernel_lora_b: saved ((3, 2, 8), 'float32'),"
-            " expected ((3, 2, 9), 'float32')",
-            '  layers/side/kernel_lora_a: saved missing, expected ((3, 8, 2),'
-            " 'float32')",
-            "  layers/up/kernel_lora_a: saved ((3, 8, 2), 'float32'), expected"
-            ' missing',
-        ],
+      str(caught.exception).splitlines()[1:],
+      [
+        "  layers/down/kernel_lora_b: saved ((3, 2, 8), 'float32'),"
+        " expected ((3, 2, 9), 'float32')",
+        '  layers/side/kernel_lora_a: saved missing, expected ((3, 8, 2),'
+        " 'float32')",
+        "  layers/up/kernel_lora_a: saved ((3, 8, 2), 'float32'), expected"
+        ' missing',
+      ],
     )
 
   def test_arrays_that_lack_a_leaf_of_the_manifest(self):
@@ -187,21 +186,21 @@ class AdapterTest(parameterized.TestCase):
     path.write_text(json.dumps(value))
     flat = dict(nnx.to_flat_state(self.trainable))
     flat[('layers', 'side', 'kernel_lora_a')] = flat[
-        ('layers', 'up', 'kernel_lora_a')
+      ('layers', 'up', 'kernel_lora_a')
     ]
     like = nnx.from_flat_state(flat)
     with self.assertRaisesRegex(
-        ValueError,
-        'layers/side/kernel_lora_a: saved missing, expected',
+      ValueError,
+      'layers/side/kernel_lora_a: saved missing, expected',
     ):
       checkpoint.restore_adapter(
-          self.directory, like, checkpoint.make_manifest(like, CONFIG, 'base-1')
+        self.directory, like, checkpoint.make_manifest(like, CONFIG, 'base-1')
       )
 
   def test_manifest_of_another_state(self):
     manifest = self.manifest._replace(leaves={'x': ((1,), 'float32')})
     with self.assertRaisesRegex(
-        ValueError, r"x: saved \(\(1,\), 'float32'\), expected missing"
+      ValueError, r"x: saved \(\(1,\), 'float32'\), expected missing"
     ):
       checkpoint.save_adapter(self.directory, self.trainable, manifest)
     self.assertFalse(self.directory.exists())
@@ -209,15 +208,14 @@ class AdapterTest(parameterized.TestCase):
   def test_module(self):
     with self.assertRaisesRegex(TypeError, 'nnx.split it first'):
       checkpoint.save_adapter(
-          self.directory, toy_models.Plain(nnx.Rngs(0)), self.manifest
+        self.directory, toy_models.Plain(nnx.Rngs(0)), self.manifest
       )
 
 
 class RunTest(parameterized.TestCase):
-
   def test_goes_on_bit_for_bit(self):
     config = peftlib.LoraConfig(
-        module_path='.*(up|down)', rank=2, alpha=4.0, dropout=0.3
+      module_path='.*(up|down)', rank=2, alpha=4.0, dropout=0.3
     )
     x = toy_models.inputs()
     step, train_state, frozen = _run(config)
@@ -249,16 +247,14 @@ class RunTest(parameterized.TestCase):
     step, train_state, frozen = _run()
     manifest = checkpoint.make_manifest(train_state.trainable, CONFIG, 'b')
     with checkpoint.open_run(
-        self.create_tempdir().full_path, max_to_keep=2
+      self.create_tempdir().full_path, max_to_keep=2
     ) as manager:
       for _ in range(3):
         train_state, _ = step(train_state, frozen, toy_models.inputs())
         checkpoint.save_run(manager, train_state, {}, manifest)
       manager.wait_until_finished()
       self.assertEqual(list(manager.all_steps()), [4, 5])
-      older, _ = checkpoint.restore_run(
-          manager, train_state, manifest, step=4
-      )
+      older, _ = checkpoint.restore_run(manager, train_state, manifest, step=4)
       self.assertEqual(int(older.step), 4)
 
   def test_refuses(self):
@@ -271,14 +267,14 @@ class RunTest(parameterized.TestCase):
       manager.wait_until_finished()
       other = manifest._replace(config={**manifest.config, 'dropout': 0.5})
       with self.assertRaisesRegex(
-          ValueError, 'dropout: saved 0.0, expected 0.5'
+        ValueError, 'dropout: saved 0.0, expected 0.5'
       ):
         checkpoint.restore_run(manager, train_state, other)
       sgd = train_state._replace(
-          opt_state=optax.sgd(0.1, momentum=0.9).init(train_state.trainable)
+        opt_state=optax.sgd(0.1, momentum=0.9).init(train_state.trainable)
       )
       with self.assertRaisesRegex(
-          ValueError, r'opt_state/0/mu/\S+: saved .* expected missing'
+        ValueError, r'opt_state/0/mu/\S+: saved .* expected missing'
       ):
         checkpoint.restore_run(manager, sgd, manifest)
 

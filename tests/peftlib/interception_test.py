@@ -25,7 +25,7 @@ class PrivateQwixTest(absltest.TestCase):
     self.assertIsInstance(array, qwix.QArray)
     weight = ptq.WithAux(jax.tree.map(nnx.Param, array), how)
     self.assertEqual(weight.shape, (4, 2))
-    self.assertIsInstance(weight[...], qwix.QArray)
+    self.assertIsInstance(weight[...].array.qvalue, jax.Array)
     self.assertIsInstance(weight.value.array, qwix.QArray)
     self.assertIs(weight.how, how)
 
@@ -33,11 +33,11 @@ class PrivateQwixTest(absltest.TestCase):
     provider = qwix.PtqProvider(rules=[])
     intercepted = provider.get_intercept_map()
     for name in (
-        'jax.lax.dot_general',
-        'jax.lax.conv_general_dilated',
-        'jax.numpy.einsum',
-        'jax.numpy.dot',
-        'flax.nnx.nn.dtypes.promote_dtype',
+      'jax.lax.dot_general',
+      'jax.lax.conv_general_dilated',
+      'jax.numpy.einsum',
+      'jax.numpy.dot',
+      'flax.nnx.nn.dtypes.promote_dtype',
     ):
       self.assertIn(name, intercepted)
     for name in ('process_model_inputs', 'process_model_output'):
@@ -46,7 +46,7 @@ class PrivateQwixTest(absltest.TestCase):
   def test_class_of_a_wrapped_model_knows_the_plain_one(self):
     model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
     out = qwix.quantize_model(
-        model, qwix.PtqProvider(rules=[]), None, skip_nnx_init=True
+      model, qwix.PtqProvider(rules=[]), None, skip_nnx_init=True
     )
     self.assertIs(type(out)._unquantized_type, nnx.Linear)
     self.assertEqual(out.qwix_path, ())
@@ -64,22 +64,22 @@ class PrivateQwixTest(absltest.TestCase):
 
 
 class RecordTest(parameterized.TestCase):
-
   def _record(self, model):
     return {
-        op.label: op for op in interception.record(model, toy_models.inputs())
+      op.label: op for op in interception.record(model, toy_models.inputs())
     }
 
   @parameterized.parameters(
-      (toy_models.LaxScan, 'layers/{}.kernel'),
-      (toy_models.NnxScan, 'layers/{}.kernel'),
-      (toy_models.Plain, 'blocks/2/{}.kernel'),
+    (toy_models.LaxScan, 'layers/{}.kernel'),
+    (toy_models.NnxScan, 'layers/{}.kernel'),
+    (toy_models.Plain, 'blocks/2/{}.kernel'),
   )
   def test_scanned_and_plain_layers(self, cls, label):
     ops = self._record(cls(nnx.Rngs(0)))
     up, down = ops[label.format('up')], ops[label.format('down')]
-    self.assertEqual((up.kind, up.shape, up.exact), ('dot_general', (8, 16),
-                                                     True))
+    self.assertEqual(
+      (up.kind, up.shape, up.exact), ('dot_general', (8, 16), True)
+    )
     self.assertEqual(down.shape, (16, 8))
     self.assertEqual(up.contracted_axes, (0,))
     self.assertEqual(up.factor_shapes(4), ((8, 4), (4, 16)))
@@ -88,18 +88,17 @@ class RecordTest(parameterized.TestCase):
   def test_every_kind_of_op(self):
     ops = self._record(toy_models.Odd(nnx.Rngs(0)))
     self.assertEqual(
-        {k: (v.kind, v.shape, v.contracted_axes) for k, v in ops.items()},
-        {
-            'left': ('einsum', (6, 8), (1,)),
-            'experts': ('einsum', (2, 6, 5), (1,)),
-            'general.kernel': ('dot_general', (2, 5, 3, 2), (0, 1)),
-            'conv.kernel': ('conv_general_dilated', (3, 2, 4), (0, 1)),
-        },
+      {k: (v.kind, v.shape, v.contracted_axes) for k, v in ops.items()},
+      {
+        'left': ('einsum', (6, 8), (1,)),
+        'experts': ('einsum', (2, 6, 5), (1,)),
+        'general.kernel': ('dot_general', (2, 5, 3, 2), (0, 1)),
+        'conv.kernel': ('conv_general_dilated', (3, 2, 4), (0, 1)),
+      },
     )
 
   def test_square_weights_of_one_module_are_told_apart(self):
     class Two(nnx.Module):
-
       def __init__(self):
         self.first = nnx.Param(jnp.eye(8))
         self.second = nnx.Param(2 * jnp.eye(8))
@@ -112,7 +111,6 @@ class RecordTest(parameterized.TestCase):
 
   def test_an_activation_is_not_taken_for_a_weight_of_its_shape(self):
     class Square(nnx.Module):
-
       def __init__(self):
         self.weight = nnx.Param(jnp.ones((4, 8)))
 
@@ -123,7 +121,6 @@ class RecordTest(parameterized.TestCase):
 
   def test_transposed_weight_is_not_exact(self):
     class Tied(nnx.Module):
-
       def __init__(self):
         self.table = nnx.Param(jnp.ones((5, 8)))
 
@@ -134,27 +131,27 @@ class RecordTest(parameterized.TestCase):
     self.assertFalse(ops['table'].exact)
     self.assertEqual(ops['table'].shape, (8, 5))
     with self.assertRaisesRegex(
-        ValueError, 'table is reshaped or transposed on its way to the op'
+      ValueError, 'table is reshaped or transposed on its way to the op'
     ):
       peftlib.quantize_base(
-          *nnx.split(Tied()),
-          peftlib.LoraConfig(weight_qtype='int8'),
-          toy_models.inputs(),
+        *nnx.split(Tied()),
+        peftlib.LoraConfig(weight_qtype='int8'),
+        toy_models.inputs(),
       )
 
   def test_one_weight_in_two_forms(self):
     class Both(nnx.Module):
-
       def __init__(self):
         self.weight = nnx.Param(jnp.ones((8, 8)))
 
       def __call__(self, x):
-        return jnp.dot(x, self.weight[...]) @ jnp.einsum(
-            'bi,oi->bo', x, self.weight[...]
-        ).T
+        return (
+          jnp.dot(x, self.weight[...])
+          @ jnp.einsum('bi,oi->bo', x, self.weight[...]).T
+        )
 
     with self.assertRaisesRegex(
-        ValueError, 'weight takes part in two ops of different form'
+      ValueError, 'weight takes part in two ops of different form'
     ):
       self._record(Both())
 
@@ -162,18 +159,14 @@ class RecordTest(parameterized.TestCase):
     model = toy_models.Odd(nnx.Rngs(0))
     before = toy_models.values(nnx.split(model)[1])
     interception.record(
-        model, jax.ShapeDtypeStruct((4, toy_models.WIDTH), jnp.float32)
+      model, jax.ShapeDtypeStruct((4, toy_models.WIDTH), jnp.float32)
     )
-    chex.assert_trees_all_equal(
-        toy_models.values(nnx.split(model)[1]), before
-    )
+    chex.assert_trees_all_equal(toy_models.values(nnx.split(model)[1]), before)
 
 
 class InterceptedCallTest(parameterized.TestCase):
-
   def test_a_cast_that_hides_the_weight_is_an_error_outside_of_jit(self):
     class Casting(nnx.Module):
-
       def __init__(self):
         self.weight = nnx.Param(jnp.ones((8, 5)))
 
@@ -182,42 +175,41 @@ class InterceptedCallTest(parameterized.TestCase):
 
     x = toy_models.inputs().astype(jnp.bfloat16)
     graphdef, state = peftlib.inject(
-        *nnx.split(Casting()), peftlib.LoraConfig(rank=2), x, key=KEY
+      *nnx.split(Casting()), peftlib.LoraConfig(rank=2), x, key=KEY
     )
     with self.assertRaisesRegex(
-        ValueError, 'weight reaches an op as a value that no longer leads back'
+      ValueError, 'weight reaches an op as a value that no longer leads back'
     ):
       nnx.merge(graphdef, state)(x)
     state['weight_lora_b'] = state['weight_lora_b'].replace(jnp.ones((2, 5)))
     got = jax.jit(lambda s: nnx.merge(graphdef, s)(x))(state)
     a = np.asarray(state['weight_lora_a'].get_value())
-    expected = np.asarray(x, np.float32) @ (np.ones((8, 5)) + 16 * a.sum(1)[:, None])
+    expected = np.asarray(x, np.float32) @ (
+      np.ones((8, 5)) + 16 * a.sum(1)[:, None]
+    )
     np.testing.assert_allclose(
-        np.asarray(got, np.float32), expected, rtol=0.05, atol=0.5
+      np.asarray(got, np.float32), expected, rtol=0.05, atol=0.5
     )
 
   def test_bf16_compute_over_an_f32_base_through_grad_and_vmap(self):
     model = nnx.Linear(8, 5, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
     x = toy_models.inputs()
     graphdef, state = peftlib.inject(
-        *nnx.split(model), peftlib.LoraConfig(rank=2), x, key=KEY
+      *nnx.split(model), peftlib.LoraConfig(rank=2), x, key=KEY
     )
     loss = lambda s, x: jnp.sum(
-        nnx.merge(graphdef, s, copy=True)(x).astype(jnp.float32)
+      nnx.merge(graphdef, s, copy=True)(x).astype(jnp.float32)
     )
     grads = jax.grad(loss)(state, x)
     self.assertGreater(
-        float(jnp.abs(grads['kernel_lora_b'].get_value()).max()), 0
+      float(jnp.abs(grads['kernel_lora_b'].get_value()).max()), 0
     )
     chex.assert_type(grads['kernel_lora_b'].get_value(), jnp.float32)
     rows = jax.vmap(lambda row: nnx.merge(graphdef, state, copy=True)(row))(x)
-    chex.assert_trees_all_close(
-        rows, nnx.merge(graphdef, state)(x), atol=1e-2
-    )
+    chex.assert_trees_all_close(rows, nnx.merge(graphdef, state)(x), atol=1e-2)
 
   def test_three_operands(self):
     class Three(nnx.Module):
-
       def __init__(self):
         self.weight = nnx.Param(jnp.ones((8, 5)))
 
@@ -225,21 +217,21 @@ class InterceptedCallTest(parameterized.TestCase):
         return jnp.einsum('bi,io,o->bo', x, self.weight[...], jnp.ones(5))
 
     with self.assertRaisesRegex(
-        ValueError, r"einsum 'bi,io,o->bo' of 3 operands uses weight; only"
+      ValueError, r"einsum 'bi,io,o->bo' of 3 operands uses weight; only"
     ):
       interception.record(Three(), toy_models.inputs())
 
   def test_jax_is_as_before_after_a_call(self):
     before = (jnp.einsum, jnp.dot, jax.lax.dot_general.__code__)
     graphdef, state = peftlib.inject(
-        *nnx.split(toy_models.Plain(nnx.Rngs(0))),
-        peftlib.LoraConfig(module_path='.*up', rank=2),
-        toy_models.inputs(),
-        key=KEY,
+      *nnx.split(toy_models.Plain(nnx.Rngs(0))),
+      peftlib.LoraConfig(module_path='.*up', rank=2),
+      toy_models.inputs(),
+      key=KEY,
     )
     nnx.merge(graphdef, state)(toy_models.inputs())
     self.assertEqual(
-        (jnp.einsum, jnp.dot, jax.lax.dot_general.__code__), before
+      (jnp.einsum, jnp.dot, jax.lax.dot_general.__code__), before
     )
 
 

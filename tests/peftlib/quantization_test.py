@@ -13,7 +13,8 @@ P = jax.sharding.PartitionSpec
 KEY = jax.random.key(0)
 
 # Appendix E of Dettmers et al., QLoRA, 2023.
-NF4 = np.array([
+NF4 = np.array(
+  [
     -1.0,
     -0.6961928009986877,
     -0.5250730514526367,
@@ -30,17 +31,18 @@ NF4 = np.array([
     0.5626170039176941,
     0.7229568362236023,
     1.0,
-])
+  ]
+)
 
 
 def _config(qtype, tile_size=None, **kwargs):
   return peftlib.LoraConfig(
-      module_path='.*(up|down)',
-      rank=2,
-      alpha=4.0,
-      weight_qtype=qtype,
-      tile_size=tile_size,
-      **kwargs,
+    module_path='.*(up|down)',
+    rank=2,
+    alpha=4.0,
+    weight_qtype=qtype,
+    tile_size=tile_size,
+    **kwargs,
   )
 
 
@@ -53,24 +55,25 @@ def _round_trip(weight, qtype, tile_size):
     nearest = np.abs(tiles[..., None] / absmax[..., None] - NF4).argmin(-1)
     return (NF4[nearest] * absmax).reshape(k, n)
   # Symmetric; qwix scales to half a step beyond the largest integer.
-  half, most = {'int8': (127.5, 127), 'int4': (7.5, 7)}[qtype]
+  half = {'int8': 127.5, 'int4': 7.5}[qtype]
   scale = absmax / half
-  return (np.clip(np.rint(tiles / scale), -most, most) * scale).reshape(k, n)
+  rounded = np.rint(tiles / scale) * scale
+  # The largest of a tile falls between two integers, and rounding decides.
+  return np.where(np.abs(tiles) == absmax, np.nan, rounded).reshape(k, n)
 
 
 class QuantizeBaseTest(parameterized.TestCase):
-
   @parameterized.parameters(
-      ('nf4', 4, jnp.uint4, (3, 2, 16)),
-      ('nf4', None, jnp.uint4, (3, 1, 16)),
-      ('int4', 4, jnp.int4, (3, 2, 16)),
-      ('int8', None, jnp.int8, (3, 1, 16)),
-      ('fp8', None, jnp.float8_e4m3fn, (3, 1, 16)),
+    ('nf4', 4, jnp.uint4, (3, 2, 16)),
+    ('nf4', None, jnp.uint4, (3, 1, 16)),
+    ('int4', 4, jnp.int4, (3, 2, 16)),
+    ('int8', None, jnp.int8, (3, 1, 16)),
+    ('fp8', None, jnp.float8_e4m3fn, (3, 1, 16)),
   )
   def test_what_is_stored(self, qtype, tile_size, dtype, scale_shape):
     graphdef, state = nnx.split(toy_models.LaxScan(nnx.Rngs(0)))
     _, new = peftlib.quantize_base(
-        graphdef, state, _config(qtype, tile_size), toy_models.inputs()
+      graphdef, state, _config(qtype, tile_size), toy_models.inputs()
     )
     array = new['layers']['up']['kernel']['array']
     self.assertEqual(set(array), {'qvalue', 'scale'})
@@ -80,25 +83,31 @@ class QuantizeBaseTest(parameterized.TestCase):
     chex.assert_type(array['scale'].get_value(), jnp.float32)
     self.assertIs(type(array['qvalue']), nnx.Param)
 
-  @parameterized.parameters(('nf4', 4), ('nf4', None), ('int4', 4),
-                            ('int8', None), ('int8', 8))
+  @parameterized.parameters(
+    ('nf4', 4), ('nf4', None), ('int4', 4), ('int8', None), ('int8', 8)
+  )
   def test_values_against_numpy(self, qtype, tile_size):
     graphdef, state = nnx.split(toy_models.LaxScan(nnx.Rngs(0)))
     _, back = peftlib.dequantize_base(
-        *peftlib.quantize_base(
-            graphdef, state, _config(qtype, tile_size), toy_models.inputs()
-        )
+      *peftlib.quantize_base(
+        graphdef, state, _config(qtype, tile_size), toy_models.inputs()
+      )
     )
     for name in ('up', 'down'):
       weight = np.asarray(state['layers'][name]['kernel'].get_value())
       expected = np.stack([_round_trip(w, qtype, tile_size) for w in weight])
-      np.testing.assert_allclose(
-          back['layers'][name]['kernel'].get_value(), expected, atol=1e-6
+      got = np.asarray(back['layers'][name]['kernel'].get_value())
+      decided = ~np.isnan(expected)
+      self.assertGreater(decided.mean(), 0.7)
+      np.testing.assert_allclose(got[decided], expected[decided], atol=1e-6)
+      step = {'nf4': 0.31, 'int4': 1 / 7.5, 'int8': 1 / 127.5}[qtype]
+      self.assertLessEqual(
+        np.abs(got - weight).max(), 0.51 * step * np.abs(weight).max()
       )
 
   @parameterized.product(
-      cls=(toy_models.Plain, toy_models.LaxScan, toy_models.NnxScan),
-      qtype=('nf4', 'fp8'),
+    cls=(toy_models.Plain, toy_models.LaxScan, toy_models.NnxScan),
+    qtype=('nf4', 'fp8'),
   )
   def test_forward_is_that_of_the_dequantized_weights(self, cls, qtype):
     graphdef, state = nnx.split(cls(nnx.Rngs(0)))
@@ -107,11 +116,11 @@ class QuantizeBaseTest(parameterized.TestCase):
     plain_graphdef, plain = peftlib.dequantize_base(*quantized)
     self.assertEqual(plain_graphdef, graphdef)
     chex.assert_trees_all_equal_shapes_and_dtypes(plain, state)
-    run = lambda graphdef, state: jax.jit(
-        lambda s: nnx.merge(graphdef, s)(x)
-    )(state)
+    run = lambda graphdef, state: jax.jit(lambda s: nnx.merge(graphdef, s)(x))(
+      state
+    )
     chex.assert_trees_all_close(
-        run(*quantized), run(plain_graphdef, plain), atol=1e-5
+      run(*quantized), run(plain_graphdef, plain), atol=1e-5
     )
 
   def test_gradients_of_adapters_are_those_over_dequantized_weights(self):
@@ -124,16 +133,14 @@ class QuantizeBaseTest(parameterized.TestCase):
       graphdef, state = peftlib.inject(graphdef, state, config, x, key=KEY)
       adapters, rest = nnx.split_state(state, nnx.LoRAParam, ...)
       adapters = jax.tree.map(lambda v: v + 0.1, adapters)
-      loss = lambda a: jnp.sum(
-          nnx.merge(graphdef, a, rest, copy=True)(x) ** 2
-      )
+      loss = lambda a: jnp.sum(nnx.merge(graphdef, a, rest, copy=True)(x) ** 2)
       return jax.jit(jax.grad(loss))(adapters)
 
     chex.assert_trees_all_close(
-        gradients(*quantized),
-        gradients(*peftlib.dequantize_base(*quantized)),
-        rtol=1e-4,
-        atol=1e-4,
+      gradients(*quantized),
+      gradients(*peftlib.dequantize_base(*quantized)),
+      rtol=1e-4,
+      atol=1e-4,
     )
 
   def test_order_of_inject_and_quantize_does_not_matter(self):
@@ -141,10 +148,10 @@ class QuantizeBaseTest(parameterized.TestCase):
     config = _config('nf4', 4)
     base = nnx.split(toy_models.LaxScan(nnx.Rngs(0)))
     first = peftlib.quantize_base(
-        *peftlib.inject(*base, config, x, key=KEY), config, x
+      *peftlib.inject(*base, config, x, key=KEY), config, x
     )
     second = peftlib.inject(
-        *peftlib.quantize_base(*base, config, x), config, x, key=KEY
+      *peftlib.quantize_base(*base, config, x), config, x, key=KEY
     )
     self.assertEqual(first[0], second[0])
     self.assertEqual(hash(first[0]), hash(second[0]))
@@ -153,7 +160,7 @@ class QuantizeBaseTest(parameterized.TestCase):
   def test_everything_else_is_left_as_it_is(self):
     graphdef, state = nnx.split(toy_models.Plain(nnx.Rngs(0)))
     _, new = peftlib.quantize_base(
-        graphdef, state, _config('int8'), toy_models.inputs()
+      graphdef, state, _config('int8'), toy_models.inputs()
     )
     after = dict(nnx.to_flat_state(new))
     for path, variable in nnx.to_flat_state(state):
@@ -165,7 +172,7 @@ class QuantizeBaseTest(parameterized.TestCase):
     config = _config('nf4', 4)
     x = toy_models.inputs()
     concrete_graphdef, concrete = peftlib.quantize_base(
-        graphdef, state, config, x
+      graphdef, state, config, x
     )
     abstract = jax.eval_shape(lambda: state)
     new_graphdef, new = peftlib.quantize_base(graphdef, abstract, config, x)
@@ -174,7 +181,7 @@ class QuantizeBaseTest(parameterized.TestCase):
     for leaf in jax.tree.leaves(new):
       self.assertIsInstance(leaf, jax.ShapeDtypeStruct)
     jitted = jax.jit(
-        lambda s: peftlib.quantize_base(graphdef, s, config, x)[1]
+      lambda s: peftlib.quantize_base(graphdef, s, config, x)[1]
     )(state)
     chex.assert_trees_all_close(jitted, concrete)
     back_graphdef, back = peftlib.dequantize_base(new_graphdef, new)
@@ -185,44 +192,44 @@ class QuantizeBaseTest(parameterized.TestCase):
     model = nnx.Linear(256, 128, use_bias=False, rngs=nnx.Rngs(0))
     config = peftlib.LoraConfig(weight_qtype='nf4', tile_size=64)
     _, state = peftlib.quantize_base(
-        *nnx.split(model), config, jnp.ones((1, 256))
+      *nnx.split(model), config, jnp.ones((1, 256))
     )
     sizes = {
-        name: variable.get_value().on_device_size_in_bytes()
-        for name, variable in state['kernel']['array'].items()
+      name: variable.get_value().on_device_size_in_bytes()
+      for name, variable in state['kernel']['array'].items()
     }
     # 4 bits a weight, and one f32 scale for each 64 of them.
     self.assertEqual(
-        sizes, {'qvalue': 256 * 128 // 2, 'scale': 256 // 64 * 128 * 4}
+      sizes, {'qvalue': 256 * 128 // 2, 'scale': 256 // 64 * 128 * 4}
     )
 
   def test_metadata_follows_the_weight(self):
     mesh = jax.make_mesh(
-        (1, 1), ('data', 'model'), axis_types=(jax.sharding.AxisType.Auto,) * 2
+      (1, 1), ('data', 'model'), axis_types=(jax.sharding.AxisType.Auto,) * 2
     )
     with jax.set_mesh(mesh):
       graphdef, state = nnx.split(
-          toy_models.LaxScan(nnx.Rngs(0), names=('data', 'model'))
+        toy_models.LaxScan(nnx.Rngs(0), names=('data', 'model'))
       )
       _, new = peftlib.quantize_base(
-          graphdef, state, _config('nf4', 4), toy_models.inputs()
+        graphdef, state, _config('nf4', 4), toy_models.inputs()
       )
     array = new['layers']['up']['kernel']['array']
     self.assertEqual(
-        array['qvalue'].get_metadata()['out_sharding'],
-        ('layers', 'data', 'model'),
+      array['qvalue'].get_metadata()['out_sharding'],
+      ('layers', 'data', 'model'),
     )
     self.assertEqual(
-        array['scale'].get_metadata()['out_sharding'], ('layers', None, 'model')
+      array['scale'].get_metadata()['out_sharding'], ('layers', None, 'model')
     )
 
   def test_dequantize_to_another_dtype(self):
     graphdef, state = nnx.split(toy_models.LaxScan(nnx.Rngs(0)))
     _, back = peftlib.dequantize_base(
-        *peftlib.quantize_base(
-            graphdef, state, _config('int8'), toy_models.inputs()
-        ),
-        dtype=jnp.bfloat16,
+      *peftlib.quantize_base(
+        graphdef, state, _config('int8'), toy_models.inputs()
+      ),
+      dtype=jnp.bfloat16,
     )
     chex.assert_type(back['layers']['up']['kernel'].get_value(), jnp.bfloat16)
 
@@ -230,21 +237,21 @@ class QuantizeBaseTest(parameterized.TestCase):
     graphdef, state = nnx.split(toy_models.LaxScan(nnx.Rngs(0)))
     x = toy_models.inputs()
     with self.assertRaisesRegex(
-        ValueError,
-        r'tile_size=6 does not divide the contracted width of'
-        r' layers/up.kernel \(8\), layers/down.kernel \(16\)\.',
+      ValueError,
+      r'tile_size=6 does not divide the contracted width of'
+      r' layers/up.kernel \(8\), layers/down.kernel \(16\)\.',
     ):
       peftlib.quantize_base(graphdef, state, _config('nf4', 6), x)
     with self.assertRaisesRegex(ValueError, 'LoraConfig.weight_qtype is None'):
       peftlib.quantize_base(graphdef, state, _config(None), x)
     once = peftlib.quantize_base(graphdef, state, _config('int8'), x)
     with self.assertRaisesRegex(
-        ValueError, 'layers/up.kernel is quantized already'
+      ValueError, 'layers/up.kernel is quantized already'
     ):
       peftlib.quantize_base(*once, _config('int8'), x)
     with self.assertRaisesRegex(TypeError, 'nnx.split it first'):
       peftlib.quantize_base(
-          graphdef, toy_models.LaxScan(nnx.Rngs(0)), _config('int8'), x
+        graphdef, toy_models.LaxScan(nnx.Rngs(0)), _config('int8'), x
       )
     with self.assertRaisesRegex(TypeError, 'nnx.split it first'):
       peftlib.dequantize_base(toy_models.LaxScan(nnx.Rngs(0)), state)

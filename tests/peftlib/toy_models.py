@@ -18,7 +18,7 @@ class Block(nnx.Module):
     init = nnx.initializers.lecun_normal()
     up_init = nnx.with_partitioning(init, names) if names else init
     self.up = nnx.Linear(
-        WIDTH, HIDDEN, use_bias=False, kernel_init=up_init, rngs=rngs
+      WIDTH, HIDDEN, use_bias=False, kernel_init=up_init, rngs=rngs
     )
     self.down = nnx.Linear(HIDDEN, WIDTH, use_bias=False, rngs=rngs)
 
@@ -44,10 +44,10 @@ class Plain(nnx.Module):
 def _stack(rngs: nnx.Rngs, names: tuple[Any, ...] | None) -> Block:
   @nnx.split_rngs(splits=LAYERS)
   @nnx.vmap(
-      in_axes=0,
-      out_axes=0,
-      axis_size=LAYERS,
-      transform_metadata={nnx.PARTITION_NAME: 'layers'},
+    in_axes=0,
+    out_axes=0,
+    axis_size=LAYERS,
+    transform_metadata={nnx.PARTITION_NAME: 'layers'},
   )
   def make(rngs: nnx.Rngs) -> Block:
     return Block(rngs, names)
@@ -89,7 +89,7 @@ class Odd(nnx.Module):
     self.left = nnx.Param(init(rngs.params(), (6, WIDTH)))
     self.experts = nnx.Param(init(rngs.params(), (2, 6, 5)))
     self.general = nnx.LinearGeneral(
-        (2, 5), (3, 2), axis=(-2, -1), use_bias=False, rngs=rngs
+      (2, 5), (3, 2), axis=(-2, -1), use_bias=False, rngs=rngs
     )
     self.conv = nnx.Conv(2, 4, (3,), use_bias=False, rngs=rngs)
     self.count = nnx.BatchStat(jnp.zeros((), jnp.int32))
@@ -109,6 +109,6 @@ def inputs(batch: int = 4) -> jax.Array:
 def values(state: nnx.State) -> dict[str, jax.Array]:
   """Values of a State by path."""
   return {
-      '/'.join(map(str, path)): variable.get_value()
-      for path, variable in nnx.to_flat_state(state)
+    '/'.join(map(str, path)): variable.get_value()
+    for path, variable in nnx.to_flat_state(state)
   }

@@ -10,8 +10,8 @@ import numpy as np
 import optax
 
 import peftlib
-import transforms
 from tests.peftlib import toy_models
+import transforms
 
 chex.set_n_cpu_devices(8)
 
@@ -19,19 +19,19 @@ P = jax.sharding.PartitionSpec
 KEY = jax.random.key(0)
 CONFIG = peftlib.LoraConfig(module_path='.*(up|down)', rank=2, alpha=4.0)
 QLORA = peftlib.LoraConfig(
-    module_path='.*(up|down)',
-    rank=2,
-    alpha=4.0,
-    weight_qtype='nf4',
-    tile_size=4,
+  module_path='.*(up|down)',
+  rank=2,
+  alpha=4.0,
+  weight_qtype='nf4',
+  tile_size=4,
 )
 
 
 def _loss(model, batch, rngs):
   del rngs
-  return jnp.mean((model(batch) - 1.0) ** 2), {
-      'tokens': jnp.int32(batch.shape[0])
-  }
+  out = model(batch)
+  target = jnp.linspace(-1, 1, out.shape[-1])
+  return jnp.mean((out - target) ** 2), {'tokens': jnp.int32(batch.shape[0])}
 
 
 def _model(cls, config):
@@ -42,20 +42,20 @@ def _model(cls, config):
     if config.weight_qtype is not None:
       graphdef, state = peftlib.quantize_base(graphdef, state, config, x)
   return graphdef, *transforms.partition(
-      state, peftlib.trainable_filter(config), ...
+    state, peftlib.trainable_filter(config), ...
   )
 
 
 def _bytes(state):
-  return {k: np.asarray(v).tobytes() for k, v in
-          toy_models.values(state).items()}
+  return {
+    k: np.asarray(v).tobytes() for k, v in toy_models.values(state).items()
+  }
 
 
 class TrainStepTest(parameterized.TestCase):
-
   @parameterized.product(
-      cls=(toy_models.Plain, toy_models.LaxScan, toy_models.NnxScan),
-      config=(CONFIG, QLORA),
+    cls=(toy_models.Plain, toy_models.LaxScan, toy_models.NnxScan),
+    config=(CONFIG, QLORA),
   )
   def test_every_adapter_leaf_moves_and_no_base_leaf(self, cls, config):
     graphdef, trainable, frozen = _model(cls, config)
@@ -95,10 +95,10 @@ class TrainStepTest(parameterized.TestCase):
     x = jax.random.normal(KEY, (7, 8))
     graphdef, state = peftlib.inject(*nnx.split(model), config, x, key=KEY)
     trainable, frozen = transforms.partition(
-        state, peftlib.trainable_filter(config), ...
+      state, peftlib.trainable_filter(config), ...
     )
     trainable = jax.tree.map(
-        lambda v: jax.random.normal(jax.random.key(v.size), v.shape), trainable
+      lambda v: jax.random.normal(jax.random.key(v.size), v.shape), trainable
     )
     # With SGD at rate 1 the update is the gradient.
     tx = optax.sgd(1.0)
@@ -124,10 +124,10 @@ class TrainStepTest(parameterized.TestCase):
   def test_metrics(self):
     graphdef, trainable, frozen = _model(toy_models.LaxScan, CONFIG)
     tx = optax.chain(
-        optax.clip_by_global_norm(1.0),
-        optax.inject_hyperparams(optax.adamw)(
-            optax.linear_schedule(0.0, 1.0, 10)
-        ),
+      optax.clip_by_global_norm(1.0),
+      optax.inject_hyperparams(optax.adamw)(
+        optax.linear_schedule(0.0, 1.0, 10)
+      ),
     )
     train_state = peftlib.init_train_state(trainable, tx, key=KEY)
     step = peftlib.make_train_step(graphdef, _loss, tx)
@@ -137,16 +137,16 @@ class TrainStepTest(parameterized.TestCase):
       rates.append(float(metrics['learning_rate']))
       self.assertEqual(int(train_state.step), i + 1)
     self.assertEqual(
-        set(metrics),
-        {'loss', 'tokens', 'grad_norm', 'update_norm', 'learning_rate'},
+      set(metrics),
+      {'loss', 'tokens', 'grad_norm', 'update_norm', 'learning_rate'},
     )
     np.testing.assert_allclose(rates, [0.0, 0.1, 0.2], rtol=1e-6)
     self.assertEqual(int(metrics['tokens']), 4)
     plain = optax.sgd(0.1)
     _, metrics = peftlib.make_train_step(graphdef, _loss, plain)(
-        peftlib.init_train_state(trainable, plain, key=KEY),
-        frozen,
-        toy_models.inputs(),
+      peftlib.init_train_state(trainable, plain, key=KEY),
+      frozen,
+      toy_models.inputs(),
     )
     self.assertNotIn('learning_rate', metrics)
 
@@ -162,7 +162,7 @@ class TrainStepTest(parameterized.TestCase):
       self.assertFalse(leaf.is_deleted())
     kept = peftlib.init_train_state(trainable, tx, key=KEY)
     peftlib.make_train_step(graphdef, _loss, tx, donate=False)(
-        kept, frozen, toy_models.inputs()
+      kept, frozen, toy_models.inputs()
     )
     for leaf in jax.tree.leaves(kept):
       self.assertFalse(leaf.is_deleted())
@@ -172,7 +172,7 @@ class TrainStepTest(parameterized.TestCase):
     tx = optax.adamw(1e-2)
     train_state = peftlib.init_train_state(trainable, tx, key=KEY)
     step = peftlib.make_train_step(
-        graphdef, chex.assert_max_traces(n=2)(_loss), tx
+      graphdef, chex.assert_max_traces(n=2)(_loss), tx
     )
     for batch in (4, 6, 4, 6, 4):
       train_state, _ = step(train_state, frozen, toy_models.inputs(batch))
@@ -184,9 +184,9 @@ class TrainStepTest(parameterized.TestCase):
     train_state = peftlib.init_train_state(trainable, tx, key=KEY)
     step = peftlib.make_train_step(graphdef, _loss, tx)
     x = toy_models.inputs(64)
-    flops = step.lower(train_state, frozen, x).compile().cost_analysis()[
-        'flops'
-    ]
+    flops = (
+      step.lower(train_state, frozen, x).compile().cost_analysis()['flops']
+    )
     w, h, r, n = toy_models.WIDTH, toy_models.HIDDEN, 2, 64
     layers = toy_models.LAYERS * 2
     forward = 2 * n * (w * w + layers * (w * h + r * (w + h)))
@@ -197,7 +197,7 @@ class TrainStepTest(parameterized.TestCase):
 
   def test_dropout_is_on_in_training_and_off_in_evaluation(self):
     config = peftlib.LoraConfig(
-        module_path='.*(up|down)', rank=2, alpha=4.0, dropout=0.5
+      module_path='.*(up|down)', rank=2, alpha=4.0, dropout=0.5
     )
     graphdef, trainable, frozen = _model(toy_models.LaxScan, config)
     trainable = jax.tree.map(lambda v: v + 0.1, trainable)
@@ -206,9 +206,7 @@ class TrainStepTest(parameterized.TestCase):
     evaluate = peftlib.make_eval_step(graphdef, _loss)
 
     def losses(seed):
-      state = peftlib.init_train_state(
-          trainable, tx, key=jax.random.key(seed)
-      )
+      state = peftlib.init_train_state(trainable, tx, key=jax.random.key(seed))
       out = []
       for _ in range(3):
         state, metrics = step(state, frozen, toy_models.inputs())
@@ -222,13 +220,12 @@ class TrainStepTest(parameterized.TestCase):
     x = toy_models.inputs()
     plain_graphdef, plain, plain_frozen = _model(toy_models.LaxScan, CONFIG)
     expected = peftlib.make_eval_step(plain_graphdef, _loss)(
-        jax.tree.map(lambda v: v + 0.1, plain), plain_frozen, x
+      jax.tree.map(lambda v: v + 0.1, plain), plain_frozen, x
     )
     chex.assert_trees_all_equal(evaluate(trainable, frozen, x), expected)
 
   def test_rngs_and_mode_reach_the_user_s_own_modules(self):
     class Dropping(nnx.Module):
-
       def __init__(self, rngs):
         self.linear = nnx.Linear(8, 8, rngs=rngs)
         self.dropout = nnx.Dropout(0.5)
@@ -238,14 +235,14 @@ class TrainStepTest(parameterized.TestCase):
 
     x = toy_models.inputs()
     graphdef, state = peftlib.inject(
-        *nnx.split(Dropping(nnx.Rngs(0))),
-        peftlib.LoraConfig(module_path='linear', rank=2),
-        x,
-        rngs=nnx.Rngs(0),
-        key=KEY,
+      *nnx.split(Dropping(nnx.Rngs(0))),
+      peftlib.LoraConfig(module_path='linear', rank=2),
+      x,
+      rngs=nnx.Rngs(0),
+      key=KEY,
     )
     trainable, frozen = transforms.partition(
-        state, peftlib.trainable_filter(CONFIG), ...
+      state, peftlib.trainable_filter(CONFIG), ...
     )
     loss = lambda model, batch, rngs: (jnp.sum(model(batch, rngs)), {})
     tx = optax.sgd(0.0)
@@ -263,15 +260,15 @@ class TrainStepTest(parameterized.TestCase):
     x = toy_models.inputs()
     config = peftlib.LoraConfig(rank=2)
     graphdef, state = peftlib.inject(
-        *nnx.split(toy_models.Odd(nnx.Rngs(0))), config, x, key=KEY
+      *nnx.split(toy_models.Odd(nnx.Rngs(0))), config, x, key=KEY
     )
     self.assertEqual(int(state['count'].get_value()), 0)
     trainable, mutable, frozen = transforms.partition(
-        state, peftlib.trainable_filter(config), nnx.BatchStat, ...
+      state, peftlib.trainable_filter(config), nnx.BatchStat, ...
     )
     tx = optax.sgd(1e-3)
     train_state = peftlib.init_train_state(
-        trainable, tx, key=KEY, mutable=mutable
+      trainable, tx, key=KEY, mutable=mutable
     )
     step = peftlib.make_train_step(graphdef, _loss, tx)
     for _ in range(3):
@@ -284,7 +281,7 @@ class TrainStepTest(parameterized.TestCase):
     x = toy_models.inputs()
     inner = optax.sgd(1e-1)
     one = peftlib.make_train_step(graphdef, _loss, inner)(
-        peftlib.init_train_state(trainable, inner, key=KEY), frozen, x
+      peftlib.init_train_state(trainable, inner, key=KEY), frozen, x
     )[0]
     tx = optax.MultiSteps(inner, 2).gradient_transformation()
     step = peftlib.make_train_step(graphdef, _loss, tx)
@@ -311,7 +308,7 @@ class TrainStepTest(parameterized.TestCase):
 
     expected, _ = losses(trainable, frozen, x)
     mesh = jax.make_mesh(
-        (4, 2), ('fsdp', 'data'), axis_types=(jax.sharding.AxisType.Auto,) * 2
+      (4, 2), ('fsdp', 'data'), axis_types=(jax.sharding.AxisType.Auto,) * 2
     )
 
     def place(v):
@@ -320,9 +317,9 @@ class TrainStepTest(parameterized.TestCase):
       return jax.device_put(v, jax.NamedSharding(mesh, spec))
 
     got, train_state = losses(
-        jax.tree.map(place, trainable),
-        jax.tree.map(place, frozen),
-        jax.device_put(x, jax.NamedSharding(mesh, P(('fsdp', 'data')))),
+      jax.tree.map(place, trainable),
+      jax.tree.map(place, frozen),
+      jax.device_put(x, jax.NamedSharding(mesh, P(('fsdp', 'data')))),
     )
     np.testing.assert_allclose(got, expected, atol=1e-5)
     a = train_state.trainable['layers']['up']['kernel_lora_a'].get_value()
@@ -331,14 +328,13 @@ class TrainStepTest(parameterized.TestCase):
   def test_module_instead_of_a_graphdef(self):
     with self.assertRaisesRegex(TypeError, 'nnx.split it first'):
       peftlib.make_train_step(
-          toy_models.Plain(nnx.Rngs(0)), _loss, optax.sgd(1.0)
+        toy_models.Plain(nnx.Rngs(0)), _loss, optax.sgd(1.0)
       )
     with self.assertRaisesRegex(TypeError, 'nnx.split it first'):
       peftlib.make_eval_step(toy_models.Plain(nnx.Rngs(0)), _loss)
 
 
 class InitTrainStateTest(parameterized.TestCase):
-
   def test_optimizer_state_is_over_trainable_leaves_alone(self):
     _, trainable, _ = _model(toy_models.LaxScan, CONFIG)
     state = peftlib.init_train_state(trainable, optax.adam(1.0), key=KEY)
@@ -350,18 +346,18 @@ class InitTrainStateTest(parameterized.TestCase):
   def test_jit_and_abstract(self):
     _, trainable, _ = _model(toy_models.LaxScan, CONFIG)
     init = functools.partial(
-        peftlib.init_train_state, tx=optax.adam(1.0), key=KEY
+      peftlib.init_train_state, tx=optax.adam(1.0), key=KEY
     )
     got = self.variant(init)(trainable)
     chex.assert_trees_all_equal(got.trainable, trainable)
     chex.assert_trees_all_equal_shapes_and_dtypes(
-        jax.eval_shape(init, trainable), got
+      jax.eval_shape(init, trainable), got
     )
 
   def test_nothing_to_train(self):
     _, state = nnx.split(toy_models.Plain(nnx.Rngs(0)))
     trainable, _ = transforms.partition(
-        state, peftlib.trainable_filter(CONFIG), ...
+      state, peftlib.trainable_filter(CONFIG), ...
     )
     with self.assertRaisesRegex(ValueError, 'there is nothing to train'):
       peftlib.init_train_state(trainable, optax.sgd(1.0), key=KEY)
@@ -374,36 +370,35 @@ class InitTrainStateTest(parameterized.TestCase):
   def test_module(self):
     with self.assertRaisesRegex(TypeError, 'nnx.split it first'):
       peftlib.init_train_state(
-          toy_models.Plain(nnx.Rngs(0)), optax.sgd(1.0), key=KEY
+        toy_models.Plain(nnx.Rngs(0)), optax.sgd(1.0), key=KEY
       )
 
 
 class TrainableFilterTest(parameterized.TestCase):
-
   def test_states_and_states_of_shardings_alike(self):
     mesh = jax.make_mesh(
-        (8,), ('fsdp',), axis_types=(jax.sharding.AxisType.Auto,)
+      (8,), ('fsdp',), axis_types=(jax.sharding.AxisType.Auto,)
     )
     graphdef, trainable, frozen = _model(toy_models.LaxScan, CONFIG)
     del graphdef
     state = transforms.merge(trainable, frozen)
     shardings = jax.tree.map(
-        lambda v: jax.NamedSharding(mesh, P(*(None,) * v.ndim)), state
+      lambda v: jax.NamedSharding(mesh, P(*(None,) * v.ndim)), state
     )
     for config, kind in ((CONFIG, nnx.LoRAParam), (None, nnx.Param)):
       picked, _ = transforms.partition(
-          shardings, peftlib.trainable_filter(config), ...
+        shardings, peftlib.trainable_filter(config), ...
       )
       for _, variable in nnx.to_flat_state(picked):
         self.assertIsInstance(variable, kind)
         self.assertIsInstance(
-            variable.get_raw_value(), jax.sharding.NamedSharding
+          variable.get_raw_value(), jax.sharding.NamedSharding
         )
       self.assertLen(nnx.to_flat_state(picked), 4 if config else 6)
 
   def test_optimizer_state_follows_the_trainable_s_sharding(self):
     mesh = jax.make_mesh(
-        (8,), ('fsdp',), axis_types=(jax.sharding.AxisType.Auto,)
+      (8,), ('fsdp',), axis_types=(jax.sharding.AxisType.Auto,)
     )
     _, trainable, _ = _model(toy_models.LaxScan, CONFIG)
     sharding = jax.NamedSharding(mesh, P())

@@ -74,12 +74,7 @@ class FinetuneTest(parameterized.TestCase):
   @classmethod
   def setUpClass(cls):
     super().setUpClass()
-    # Programs so small gain nothing from what takes half of the time.
-    optimizations = jax.config.values['jax_disable_most_optimizations']
-    cls.addClassCleanup(
-      jax.config.update, 'jax_disable_most_optimizations', optimizations
-    )
-    jax.config.update('jax_disable_most_optimizations', True)
+    tiny.compile_faster(cls)
     folder = cls.enterClassContext(tempfile.TemporaryDirectory())
     cls.folder = pathlib.Path(folder)
     cls.model = tiny.write_model(cls.folder / 'model')

@@ -3,6 +3,7 @@
 import json
 import pathlib
 
+import jax
 import numpy as np
 from safetensors import numpy as safetensors_numpy
 import tokenizers
@@ -101,3 +102,10 @@ def finetune_flags(
     '--module_path=.*(q|v)_proj',
     *more,
   ]
+
+
+def compile_faster(test_class) -> None:
+  """Leaves optimizations out, which take longer than such programs run."""
+  name = 'jax_disable_most_optimizations'
+  test_class.addClassCleanup(jax.config.update, name, jax.config.values[name])
+  jax.config.update(name, True)
