@@ -16,6 +16,9 @@ WEIGHT_QTYPES: dict[str, Any] = {
   'fp8': jnp.float8_e4m3fn,
 }
 
+# One object, so that configs made without an initializer compare equal.
+_HE_UNIFORM = initializers.he_uniform()
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoraConfig:
@@ -63,9 +66,7 @@ class LoraConfig:
   weight_qtype: str | None = None
   tile_size: int | None = None
   weight_calibration_method: str = 'absmax'
-  lora_a_initializer: jax.nn.initializers.Initializer = dataclasses.field(
-    default_factory=lambda: _HE_UNIFORM
-  )
+  lora_a_initializer: jax.nn.initializers.Initializer = _HE_UNIFORM
   lora_b_initializer: jax.nn.initializers.Initializer = initializers.zeros
   dtype: str = 'float32'
 
@@ -115,10 +116,6 @@ class LoraConfig:
   def scale(self) -> float:
     """The factor `alpha / rank` on the update."""
     return self.alpha / self.rank
-
-
-# One object, so that configs made without an initializer compare equal.
-_HE_UNIFORM = initializers.he_uniform()
 
 
 def _check(config: LoraConfig, field: str, ok: bool, right: str) -> None:

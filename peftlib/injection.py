@@ -195,7 +195,13 @@ def _add_factors(
     jax.random.split(key),
     strict=True,
   ):
-    make = _layered(init, shape, jnp.dtype(config.dtype), axes, axis)
+    make = _layered(
+      init,  # type: ignore[arg-type]  # A protocol says nothing of hashing.
+      shape,
+      jnp.dtype(config.dtype),
+      axes,
+      axis,
+    )
     if isinstance(value, jax.ShapeDtypeStruct):
       made: Any = jax.eval_shape(make, k)
     else:

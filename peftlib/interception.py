@@ -355,7 +355,7 @@ class _Provider(qwix.PtqProvider):
     self._aliases().clear()
     return super().process_model_output(method_name, output)
 
-  def dot_general(  # pyright: ignore[reportIncompatibleMethodOverride]
+  def dot_general(
     self,
     lhs: Any,
     rhs: Any,
@@ -383,7 +383,7 @@ class _Provider(qwix.PtqProvider):
       precision,
     )
 
-  def einsum(self, einsum_str: Any, *operands: Any, **kwargs: Any) -> jax.Array:  # pyright: ignore[reportIncompatibleMethodOverride]
+  def einsum(self, einsum_str: Any, *operands: Any, **kwargs: Any) -> jax.Array:
     if not isinstance(einsum_str, str) or len(operands) != 2:
       for x in operands:
         found = self._find(x)
@@ -408,7 +408,7 @@ class _Provider(qwix.PtqProvider):
       kwargs.get('precision'),
     )
 
-  def conv_general_dilated(  # pyright: ignore[reportIncompatibleMethodOverride]
+  def conv_general_dilated(
     self, lhs: Any, rhs: Any, *args: Any, **kwargs: Any
   ) -> jax.Array:
     found = self._find(rhs)
@@ -488,7 +488,7 @@ class _Provider(qwix.PtqProvider):
     contraction: Contraction | None,
   ) -> None:
     assert self._ops is not None
-    path = tuple(found.module.qwix_path)  # pyright: ignore[reportAttributeAccessIssue]
+    path = _path(found.module)
     op = WeightOp(
       path,
       found.name,
@@ -523,8 +523,8 @@ class _Provider(qwix.PtqProvider):
         x = _raw(self._aliases()[id(x)][1])
         continue
       # Tracers of jit and scan know the equation that made them.
-      equation = getattr(x, 'parent', None)
-      inputs = getattr(equation, 'in_tracers', ())
+      equation: Any = getattr(x, 'parent', None)
+      inputs: Any = getattr(equation, 'in_tracers', ())
       if len(inputs) != 1:
         return None
       exact = exact and equation.primitive.name in _SAME_AXES
@@ -560,8 +560,13 @@ class _Provider(qwix.PtqProvider):
         )
 
 
+def _path(module: nnx.Module) -> tuple[Any, ...]:
+  """Where qwix has noted that the module is."""
+  return tuple(getattr(module, 'qwix_path', ()))
+
+
 def _label(found: _Found) -> str:
-  path = '/'.join(map(str, found.module.qwix_path))  # pyright: ignore[reportAttributeAccessIssue]
+  path = '/'.join(map(str, _path(found.module)))
   return f'{path}.{found.name}' if path else found.name
 
 
