@@ -80,14 +80,16 @@ def read_questions(
   """
   rows = data.read_jsonl(path)[:limit]
   encoded = [data.encode_prompt(r, tokenizer, template=template) for r in rows]
-  texts = [
-    row.prompt if row.prompt is not None else row.as_messages()[-2]['content']
-    for row in rows
-    if row.prompt is not None or len(row.as_messages()) > 1
-  ]
+  texts = [_asked(row) for row in rows]
   return Questions(
     path, [ids for ids, _ in encoded], texts, [ref for _, ref in encoded]
   )
+
+
+def _asked(row: data.Row) -> str:
+  """What a row asks: its prompt, or the turn before the last."""
+  *_, turn, _ = ({'content': ''}, *row.as_messages())
+  return turn['content']
 
 
 def ask(
