@@ -111,70 +111,104 @@ ORDERS = (
 EVENTS = (
   '[Schedule|Book|Plan|Set up|Arrange|Organise] {an} with {name} {at} on'
   ' {date}[|, please].',
-  '[Could|Can|Would] you [schedule|book|set up|plan] {an} with {name} on'
-  ' {date} {at}?',
-  'I have {an} with {name} {at} on {date}.',
-  'On {date}[|,] I have {an} with {name} {at}.',
-  '[Add|Enter|Put] {an} with {name} in my calendar: {date}, {place}.',
-  "I'm [meeting|seeing] {name} for {an} {at} on {date}.",
-  '{name} and I [have|are having|are planning|agreed on] {an} {at} on {date}.',
-  '[Remind me of|Remember] the {event} with {name} {at} on {date}.',
-  '[New event|Event|Calendar|Appointment]: {event} with {name}, {place},'
+  '[Could|Can|Would|Will] you [schedule|book|set up|plan|arrange] {an} with'
+  ' {name} on {date} {at}?',
+  '[I have|We have|I now have] {an} with {name} {at} on {date}.',
+  "On {date}[|,] [I have|we have|there's|I'm having|we're planning] {an} with"
+  ' {name} {at}.',
+  '[Add|Enter|Put|Save|Write] {an} with {name} in my [calendar|diary]: {date},'
+  ' {place}.',
+  "[I'm|We're|I'll be] [meeting|seeing|joining] {name} for {an} {at} on"
   ' {date}.',
-  '[Event|Title]: {event}. [With|Guest|Person]: {name}. [Place|Location|'
-  'Where]: {place}. [Date|When]: {date}.',
+  '{name} and I [have|are having|are planning|agreed on|arranged|talked about]'
+  ' {an} {at} on {date}.',
+  '[Remind me of|Remember|Note down|Write down] the {event} with {name} {at}'
+  ' on {date}.',
+  '[New event|Event|Calendar|Appointment|New entry|To do]: {event} with'
+  ' {name}, {place}, {date}.',
+  '[Event|Title|What]: {event}. [With|Guest|Person|Who]: {name}. [Place|'
+  'Location|Where]: {place}. [Date|When|Day]: {date}.',
+  '[Date|When]: {date}. [Place|Where]: {place}. [Event|What]: {event}.'
+  ' [With|Who]: {name}.',
   '{Event} with {name} {at} on {date}[|, please].',
-  '{Event} {at} with {name}, {date}.',
-  "Let's [have|do|plan] {an} with {name} {at} on {date}.",
-  '{name} [wants|would like|has asked for|needs] {an} {at} on {date}.',
-  '{name} invited [me|us] to {an} {at} on {date}.',
-  "[We're|I'm] going to {an} with {name} {at} on {date}.",
-  'Block {date} for {an} with {name} {at}.',
-  'Keep {date} [free|open|clear] for {an} with {name} {at}.',
-  "[There's|There will be] {an} with {name} {at} on {date}.",
-  'My {event} with {name} is {at} on {date}.',
-  'The {event} with {name} [is|will be|takes place|happens] {at} on {date}.',
-  'The {event} {at} on {date} [is|will be] with {name}.',
+  '{Event} {at} with {name}, {date}[|, please].',
+  "Let's [have|do|plan|schedule|arrange] {an} with {name} {at} on {date}.",
+  '{name} [wants|would like|has asked for|needs|proposed|is suggesting] {an}'
+  ' {at} on {date}.',
+  '{name} [invited|has invited|is inviting] [me|us] to {an} {at} on {date}.',
+  "[We're|I'm] [going|invited|coming|off] to {an} with {name} {at} on {date}.",
+  '[Block|Save|Mark] {date} for {an} with {name} {at}.',
+  'Keep {date} [free|open|clear] for {an} with {name} {at}[|, please].',
+  "[There's|There will be|There is going to be] {an} with {name} {at} on"
+  ' {date}.',
+  '[My|Our] {event} with {name} is {at} on {date}.',
+  'The {event} with {name} [is|will be|takes place|happens|is planned] {at} on'
+  ' {date}.',
+  '[The|My] {event} {at} on {date} [is|will be] with {name}.',
   '{Date}: {event} with {name} {at}.',
-  '{At}, on {date}, I have {an} with {name}.',
-  'For {date}, [book|plan|schedule] {an} with {name} {at}.',
-  'Please [confirm|note|enter|register] {an} with {name} on {date} {at}.',
-  'Is {name} [free|available] for {an} {at} on {date}?',
-  'Can {name} [come to|join me for|attend] {an} {at} on {date}?',
+  "{At}, on {date}, [I have|we have|I'm having|there will be] {an} with"
+  ' {name}.',
+  'For {date}, [book|plan|schedule|arrange] {an} with {name} {at}[|, please].',
+  'Please [confirm|note|enter|register|add|save] {an} with {name} on {date}'
+  ' {at}.',
+  'Is {name} [free|available|coming|expected|ready] for {an} {at} on {date}?',
+  '[Can|Could|Will] {name} [come to|join me for|attend|make it to] {an} {at}'
+  ' on {date}?',
   'Ask {name} [to come to|to join me for|about] {an} {at} on {date}.',
-  'Invite {name} to {an} {at} on {date}[|, please].',
-  'Tell {name} the {event} is {at} on {date}.',
-  "I [promised|told] {name} I'd be {at} for {an} on {date}.",
-  'I need to [meet|see] {name} {at} on {date} for {an}.',
-  'Meet {name} {at} on {date} for {an}.',
-  'See {name} for {an}, {place}, {date}.',
-  '{name}, {event}, {place}, {date}.',
+  '[Invite|Ask] {name} to {an} {at} on {date}[|, please].',
+  '[Tell|Remind] {name} the {event} is {at} on {date}.',
+  "I [promised|told|assured] {name} I'd be {at} for {an} on {date}.",
+  'I [need|have|want|would like] to [meet|see] {name} {at} on {date} for {an}.',
+  'Meet {name} {at} on {date} for {an}[|, please].',
+  '[See|Meet|Join] {name} for {an}, {place}, {date}.',
+  '{name}, {event}, {place}, {date}[|, please].',
   '{Event} - {name} - {place} - {date}',
-  "We'll [hold|have|do] the {event} with {name} {at} on {date}.",
-  '{name} is [hosting|planning|running|holding] {an} {at} on {date}.',
-  '{name} is coming to {an} {at} on {date}.',
+  '{Event}, {name}, {date}, {place}.',
+  '[We are|I am] counting on {name} for the {event} {at} on {date}.',
+  'Is the {event} with {name} [still on|confirmed] for {date} {at}?',
+  "[We'll|We will|We're going to] [hold|have|do] the {event} with {name} {at}"
+  ' on {date}.',
+  '{name} is [hosting|planning|running|holding|organising|giving] {an} {at} on'
+  ' {date}.',
+  '{name} is [coming to|attending|looking forward to|preparing] {an} {at} on'
+  ' {date}.',
   '[It is|This is] about the {event} with {name}: {date}, {place}.',
-  "I'll be {at} on {date} for {an} with {name}.",
-  "We're [meeting|seeing] {name} {at} for {an} on {date}.",
-  'Make [time|room] for {an} with {name} on {date} {at}.',
-  '[How about|What about] {an} with {name} {at} on {date}?',
-  'Set {date} aside for {an} {at} with {name}.',
-  'Put me down for {an} with {name} {at} on {date}.',
+  "[I'll be|We'll be|I have to be|I should be] {at} on {date} for {an} with"
+  ' {name}.',
+  "[We're|I'm] [meeting|seeing] {name} {at} for {an} on {date}.",
+  'Make [time|room|space] for {an} with {name} on {date} {at}.',
+  '[How about|What about|Is it too late for] {an} with {name} {at} on {date}?',
+  '[Set|Put] {date} aside for {an} {at} with {name}[|, please].',
+  'Put [me|us] down for {an} with {name} {at} on {date}.',
   '[Calendar entry|Diary entry|Entry]: {date}, {event}, {name}, {place}.',
   '{name} - {date} - {event} {at}',
-  'My next {event} is with {name} on {date} {at}.',
-  'Reserve {date} for {name}: {event} {at}.',
-  'Can we [fit in|do|have] {an} with {name} {at} on {date}?',
-  'On {date}, {name} [and I have|joins us for|is here for] {an} {at}.',
-  '{name} will be {at} on {date} for {an}.',
-  "[I want|I'd like] {an} with {name} on {date}, {place}.",
-  '[Got|Have] {an} with {name} on {date} {at}.',
-  "[Don't forget|Reminder]: {an} with {name}, {date}, {place}.",
-  'We agreed on {date} for the {event}; {name} will be waiting {at}.',
-  'The {event} is on {date}, the place is {place}, and {name} is coming.',
-  'I was hoping to have {an} with {name} {at} on {date}.',
-  'When {name} is {at} on {date}, we will have {an}.',
-  'It would be [great|good|nice] to have {an} with {name} {at} on {date}.',
+  '[My|Our] next {event} is with {name} on {date} {at}.',
+  '[Reserve|Keep] {date} for {name}: {event} {at}.',
+  '[Can|Could] we [fit in|do|have|squeeze in] {an} with {name} {at} on {date}?',
+  'On {date}, {name} [and I have|joins us for|is here for|takes me to|will'
+  ' lead] {an} {at}.',
+  '{name} [will|should|has to|wants to] be {at} on {date} for {an}.',
+  "[I want|I'd like|I need|We want] {an} with {name} on {date}, {place}.",
+  '[Got|Have|Having|Need] {an} with {name} on {date} {at}.',
+  "[Don't forget|Reminder|Just a reminder]: {an} with {name}, {date}, {place}.",
+  'We [agreed|decided|settled] on {date} for the {event}; {name} will be'
+  ' waiting {at}.',
+  'The {event} is on {date}, the place is {place}, and {name} is'
+  ' [coming|invited|in charge].',
+  '[I was hoping|We were hoping|I hope|I plan] to have {an} with {name} {at} on'
+  ' {date}.',
+  'When {name} is {at} on {date}, [we will have|we can do|we are having] {an}.',
+  'It would be [great|good|nice|lovely] to have {an} with {name} {at} on'
+  ' {date}.',
+  'Who is [bringing|taking|driving|inviting] {name} to the {event} {at} on'
+  ' {date}?',
+  '[Please make sure|Make sure] {name} knows about the {event} {at} on {date}.',
+  "{name} [can't wait for|won't miss|asked about|confirmed] the {event} {at} on"
+  ' {date}.',
+  "[I've|We've] [booked|planned|arranged|organised] {an} with {name} {at} for"
+  ' {date}.',
+  '[My boss|My sister|My friend|My neighbour] {name} is having {an} {at} on'
+  ' {date}.',
 )
 
 HELD_OUT_ORDERS = (

@@ -2,12 +2,26 @@
 
 Each kind of value has words for training and words that only held-out rows
 use. A compound value (`oak stool`, `Mara Thornbury`) is made of words of one
-side alone, so that a held-out value shares no word of its kind with training.
+side alone, so that a held-out value shares no word with training.
+
+The lists of training are long enough for a thousand rows to use most words once
+or twice: a model must learn to copy words, as it can't learn them by heart.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 import dataclasses
+import random
+import re
+from typing import TypeVar
+
+from peftlib.demo import order_occasions
+from peftlib.demo import order_people
+from peftlib.demo import order_places
+from peftlib.demo import order_things
+
+_T = TypeVar('_T')
 
 MONTHS = (
   'January',
@@ -34,11 +48,26 @@ _TENS = 'twenty thirty forty fifty sixty seventy eighty ninety'.split()
 # Nouns whose plural isn't spelled by rule.
 _PLURALS = {
   'bookshelf': 'bookshelves',
+  'domino': 'dominoes',
   'knife': 'knives',
   'loaf': 'loaves',
+  'man': 'men',
+  'mouse': 'mice',
+  'penknife': 'penknives',
+  'potato': 'potatoes',
   'scarf': 'scarves',
   'shelf': 'shelves',
+  'tomato': 'tomatoes',
 }
+_ONSETS = (
+  'b bl br c ch cl cr d dr f fl fr g gl gr h j k kl kr l m n p pl pr qu r s sh'
+  ' sk sl sm sn sp st sw t th tr v w y z'
+).split()
+_VOWELS = 'a a a e e e i i o o u ai au ea ee ei ia ie oa oo ou'.split()
+_CODAS = (
+  *('',) * 4,
+  *'d k l ll m n nd ng nt r rd rk rn rt s sk ss st t th x'.split(),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +96,8 @@ class Words:
     meetings: kinds of work meetings.
     subjects: what is learnt.
     lessons: how it is learnt.
+    outings: further events that take an article.
+    invented_share: share of names and places made up of syllables.
   """
 
   first_names: tuple[str, ...]
@@ -90,6 +121,39 @@ class Words:
   meetings: tuple[str, ...]
   subjects: tuple[str, ...]
   lessons: tuple[str, ...]
+  outings: tuple[str, ...]
+  invented_share: float
+
+
+class Deck:
+  """Draws from lists without putting back, each list in an order of its own.
+
+  A list that is used up is shuffled anew.
+  """
+
+  def __init__(self, rng: random.Random):
+    """Starts with all lists full.
+
+    Args:
+      rng: what shuffles.
+    """
+    self._rng = rng
+    self._left: dict[int, tuple[Sequence[object], list[object]]] = {}
+
+  def draw(self, values: Sequence[_T]) -> _T:
+    """Takes the next value of a list.
+
+    Args:
+      values: the list, the same object each time.
+
+    Returns:
+      One of its values.
+    """
+    # The list is kept beside what is left of it, so that its id stays its own.
+    _, left = self._left.setdefault(id(values), (values, []))
+    if not left:
+      left.extend(self._rng.sample(values, len(values)))
+    return left.pop()  # type: ignore[return-value]
 
 
 def number_word(number: int) -> str:
@@ -161,205 +225,49 @@ def with_article(noun: str) -> str:
   return f'{"an" if noun[0] in "aeiou" else "a"} {noun}'
 
 
-def _split(text: str, separator: str | None = None) -> tuple[str, ...]:
-  return tuple(' '.join(w.split()) for w in text.split(separator))
+def invented(rng: random.Random) -> str:
+  """A name that nobody has, made of two or three syllables.
+
+  Args:
+    rng: what chooses.
+
+  Returns:
+    A word such as `Trovand`, never one of the lists.
+  """
+  while True:
+    syllables = [
+      rng.choice(_ONSETS) + rng.choice(_VOWELS)
+      for _ in range(rng.choice((1, 2, 2)))
+    ]
+    end = rng.choice(_ONSETS) + rng.choice(_VOWELS)[0] + rng.choice(_CODAS)
+    word = (''.join(syllables) + end).capitalize()
+    if word.lower() not in _KNOWN:
+      return word
 
 
-TRAIN = Words(
-  first_names=_split(
-    'Mara Omar Lena Victor Priya Daniel Sofia Marcus Ingrid Tomas Amara Felix'
-    ' Nadia Hugo Yuki Elena Rashid Clara Jonas Fatima Peter Leila Oscar Hana'
-    ' Simon Carmen Arthur Mei Gustav Ruth Ahmed Julia Pedro Astrid Kwame Laura'
-    ' Ivan Rosa Samuel Zara Martin Alice Diego Naomi Erik Olga Rafael Emma'
-    ' Chen Judith Malik Teresa Adam Sabine Luis Miriam Otto Helen Tariq Vera'
-    ' Benjamin Chiara Andrew Lucia Emeka Martha Stefan Anjali George Ines'
-    ' Dmitri Paula Hassan Nora Charles Keiko Bruno Sarah Anton Layla Walter'
-    ' Monica Ravi Joanna Patrick Sana Klaus Grace Mateo Irene Viktor Dalia'
-    ' Francis Ewa Idris Philippa Leo Thandi Roland Susan Akira Beatrice Pavel'
-    ' Amina Edward Marta Nikhil Greta Lars Rebecca Jamal Valerie Emil Tessa'
-    ' Karim Dorothy Andre Selma Robert Aisha Paul Linda Hector Freya Anil'
-    ' Christine Milan Eva Joseph Wanda Abdul Louise Sergei Gloria Henry Nina'
-    ' Tobias Esther Lorenzo Maya Frank Ayesha Julian Petra Winston Bianca'
-    ' Goran Rachel Marco Sylvia Alan Yasmin Theo Carla Ben Rita Sam Kim Pat'
-    ' Joe Ann Ian Tim Max'
-  ),
-  last_names=_split(
-    'Lindqvist Haddad Novak Okafor Moreau Tanaka Berg Castillo Singh Weber'
-    ' Rossi Kowalski Mensah Larsen Petrov Nguyen Silva Murphy Schmidt Ali'
-    ' Fischer Gomez Park Dubois Ivanova Campbell Yilmaz Andersen Costa Cohen'
-    ' Sharma Jansen Reyes Turner Horvat Suzuki Hughes Farouk Bauer Mendez'
-    ' Olsen Chowdhury Baker Romano Kim Laurent Adeyemi Walsh Popescu Hansen'
-    ' Vargas Khan Meyer Bennett Sato Lopez Nilsson Dvorak Stewart Ferrari'
-    ' Torres Wright Kaya Lehmann Osei Gupta Morris Santos Keller Virtanen'
-    ' Delgado Cooper Hoang Marino Schwartz Fraser Rahman Nowak Ortega Wood'
-    ' Peeters Iqbal Hill Marques Lund Cruz Watson Chen Demir Vogel Price'
-    ' Kumar Brennan Aguilar Toth Evans Mbeki Ricci Gray Sanchez Koch Bell'
-    ' Diaz Eriksen Foster Yamada Soto Hayes Weiss Perry Flores Bondar'
-  ),
-  name_stems=_split(
-    'Ash Brad Black Brook Cran Dal El Fair Green Hart Hol Lang Mar North Old'
-    ' Pem Red Rush Sel Stan Strat Thorn Wal West White Win Wool'
-  ),
-  name_endings=_split(
-    'bury by combe dale den field ford ham land ley man more ridge ster ton'
-    ' wick worth'
-  ),
-  adjectives=_split(
-    'red blue green yellow black white grey brown purple orange silver golden'
-    ' large small big round square light heavy new cheap plain striped spotted'
-    ' simple fancy spare standard handmade second-hand'
-  ),
-  items=_split(
-    'mug, candle, lamp, chair, notebook, pencil, umbrella, basket, blanket,'
-    ' cushion, curtain, bottle, plate, bowl, spoon, fork, knife, scarf, hat,'
-    ' glove, jacket, shirt, towel, pillow, mirror, clock, vase, frame, rug,'
-    ' table, desk, shelf, drawer, box, bag, backpack, suitcase, wallet, belt,'
-    ' watch, ring, necklace, brush, comb, sponge, bucket, broom, ladder,'
-    ' hammer, screwdriver, tile, rope, chain, lock, key, bell, drum, guitar,'
-    ' violin, flute, kite, ball, puzzle, doll, toy car, teddy bear, rose bush,'
-    ' flower pot, garden chair, picnic table, printer, keyboard, monitor,'
-    ' cable, charger, battery, phone case, tablet, camera, tripod, speaker,'
-    ' microphone, envelope, folder, stapler, marker, calendar, poster, ticket,'
-    ' badge, apron, tent, sleeping bag, torch, compass, bicycle, helmet, tyre,'
-    ' pump, paddle, fishing rod, tennis racket, football, skateboard, sofa,'
-    ' bench, carpet, coat, jumper, boot, purse, parcel, whistle, toolbox',
-    ',',
-  ),
-  foods=_split(
-    'apple, pear, melon, lemon, onion, carrot, pumpkin, cake, pie, muffin,'
-    ' cookie, sandwich, pizza, bagel, loaf of bread, orange, banana, cucumber,'
-    ' egg, burger, salad, doughnut, apple tart, cheese roll',
-    ',',
-  ),
-  containers=_split('bag box crate packet sack carton'),
-  contents=_split(
-    'rice, flour, sugar, salt, tea, coffee, beans, nuts, raisins, apples,'
-    ' oranges, cherries, sand, soil, seeds, screws, nails, chalk, soap,'
-    ' washing powder, cereal, biscuits, charcoal, firewood',
-    ',',
-  ),
-  vessels=_split('bottle jar tin can'),
-  liquids=_split(
-    'honey, milk, olive oil, vinegar, soup, paint, glue, lemon juice, cider,'
-    ' ketchup, ink, shampoo',
-    ',',
-  ),
-  towns=_split(
-    'Leeds, Oslo, Lisbon, Boston, Prague, Dublin, Nairobi, Osaka, Denver,'
-    ' Vienna, Bristol, Madrid, Cairo, Lyon, Toronto, Warsaw, Austin, Geneva,'
-    ' Milan, Chicago, Hamburg, Porto, Seattle, Athens, Glasgow, Mumbai,'
-    ' Brussels, Lima, Oxford, Dallas, Zurich, Bergen, Sydney, Paris, Turin,'
-    ' Accra, Atlanta, Munich, Delhi, Cardiff, Rome, Phoenix, Berlin, Bogota,'
-    ' York, Helsinki, Miami, Naples, Kyoto, Ghent, Quebec, Dakar, London,'
-    ' Stockholm, Bath, Houston, Lagos, Krakow, Perth, Cologne, Detroit,'
-    ' Seville, Riga, Tokyo, Norwich, Rotterdam, Santiago, Ottawa, Exeter,'
-    ' Nice, Tampa, Sofia, Basel, Adelaide, Cork, Marseille, New York,'
-    ' San Diego, Cape Town, Los Angeles',
-    ',',
-  ),
-  town_stems=_split(
-    'Alder Barn Bed Birken Chester Clay Darling Elm Fern Gold Hazel High Kings'
-    ' Lamb Long Middle Mill New Oak Rock Sand Spring Stone Swin Taun Whit'
-  ),
-  town_endings=_split(
-    'borough bridge burn church cliff don ford gate ham head hurst ley mouth'
-    ' port stead ton well wood'
-  ),
-  venue_names=_split(
-    'Maple Harbour Cedar Station Victoria River Castle Garden Union Market'
-    ' Bridge Park Lion Crown Lake Hill Forest Central Liberty Sunrise Rose'
-    ' Oak Pearl Eagle Royal Mill Ocean Tower Willow Swan'
-  ),
-  venues=_split(
-    'Hall Cafe House Hotel Library School Museum Theatre Club Restaurant'
-    ' Clinic Studio Centre College Church Gallery'
-  ),
-  plain_events=_split(
-    'lunch, dinner, breakfast, coffee, tea, drinks, golf, tennis, training,'
-    ' yoga, chess, dance practice, band practice, choir practice',
-    ',',
-  ),
-  topics=_split(
-    'budget, design, safety, hiring, sales, project, team, planning, product,'
-    ' research, contract, client, staff, board, press, tax, travel, software,'
-    ' strategy, quarterly, weekly, monthly, annual, market, website, launch',
-    ',',
-  ),
-  meetings=_split(
-    'meeting, review, workshop, session, call, briefing, presentation, update',
-    ',',
-  ),
-  subjects=_split(
-    'piano, guitar, history, science, football, gardening, cooking, painting,'
-    ' language, music, photography, film, swimming, writing, maths, drawing,'
-    ' sewing, dance, singing, driving, judo, riding, first aid',
-    ',',
-  ),
-  lessons=_split('lesson, class, course, exam, workshop, evening', ','),
-)
+def _words(prefix: str, invented_share: float) -> Words:
+  """The words of one side."""
+  lists = {}
+  for module in (
+    order_occasions,
+    order_people,
+    order_places,
+    order_things,
+  ):
+    for field in dataclasses.fields(Words):
+      text = getattr(module, prefix + field.name.upper(), None)
+      if text is not None:
+        lists[field.name] = tuple(' '.join(w.split()) for w in text.split(','))
+  return Words(**lists, invented_share=invented_share)
 
-HELD_OUT = Words(
-  first_names=_split(
-    'Sigrid Anwar Colette Magnus Deepa Reuben Paloma Kofi Harriet Stellan'
-    ' Ludmila Farid Imogen Tadeo Noriko Callum Rosalind Yusuf Annika Dominic'
-    ' Sunita Piotr Marisol Gareth Hiroshi Camille Ezra Zainab Leopold Bettina'
-    ' Nelson Tamsin Arjun Viola Conrad Meera Fergus Odette Lydia'
-  ),
-  last_names=_split(
-    'Abernathy Bergstrom Calloway Dimitriou Eklund Fitzgerald Goldberg'
-    ' Hernandez Ishikawa Jablonski Karlsson Lombardi Macdonald Nakamura'
-    ' Oyelaran Pellegrini Quintero Ramanathan Sorensen Takahashi Underhill'
-    ' Valenzuela Wagner Zielinski Banerjee Duarte Gallagher Holm Kipkemboi'
-    ' Mazur Ostrowski Prentice Rinaldi Sinclair Tran Vasquez Whitaker'
-  ),
-  name_stems=_split('Brough Cal Dray Farn Gains Lud Penn Rad Sedge Tarl Wex'),
-  name_endings=_split('bourne cott grave hurst low thorpe'),
-  adjectives=_split(
-    'pink turquoise beige crimson navy tiny wide narrow oval sturdy antique'
-    ' shiny padded checked elegant'
-  ),
-  items=_split(
-    'teapot, saucer, kettle, armchair, stool, bookshelf, lantern, quilt,'
-    ' doormat, tray, ladle, sandal, sweater, raincoat, bracelet, mop, wrench,'
-    ' shovel, trumpet, harmonica, frisbee, bird cage, projector, headset,'
-    ' router, binder, crayon, magnet, sticker, hammock, canoe, snorkel,'
-    ' surfboard, dumbbell',
-    ',',
-  ),
-  foods=_split(
-    'peach, mango, cabbage, croissant, pancake, waffle, pineapple, pretzel',
-    ',',
-  ),
-  containers=_split('tub pouch pallet bundle'),
-  contents=_split(
-    'lentils, oats, pepper, cocoa, plums, walnuts, gravel, pasta, almonds', ','
-  ),
-  vessels=_split('barrel jug flask'),
-  liquids=_split('mustard, yoghurt, varnish, syrup, lemonade', ','),
-  towns=_split(
-    'Antwerp, Bilbao, Calgary, Dresden, Edinburgh, Florence, Gdansk, Hanoi,'
-    ' Istanbul, Jakarta, Lausanne, Memphis, Nantes, Odense, Palermo, Reykjavik,'
-    ' Salzburg, Tallinn, Utrecht, Valencia, Winnipeg, Zagreb, Baltimore,'
-    ' Manchester, Nashville, Singapore, Buenos Aires, San Jose',
-    ',',
-  ),
-  town_stems=_split('Amber Brock Crom Dun Gill Hather Ips Led Nor Pick Sher'),
-  town_endings=_split('bury by combe dale field minster wick worth'),
-  venue_names=_split(
-    'Juniper Lantern Granite Meadow Sparrow Regent Falcon Orchard Beacon'
-    ' Marina Plaza Heron Canal Abbey'
-  ),
-  venues=_split('Inn Bistro Arena Academy Pavilion Lounge Bakery Chapel'),
-  plain_events=_split('brunch, supper, badminton, billiards, bowling', ','),
-  topics=_split(
-    'marketing, finance, charity, logistics, security, engineering, alumni,'
-    ' merger, payroll, branding, outreach',
-    ',',
-  ),
-  meetings=_split('conference, consultation, audit, debrief, summit', ','),
-  subjects=_split(
-    'pottery, harp, chemistry, poetry, fitness, rowing, ballet, geology',
-    ',',
-  ),
-  lessons=_split('tutorial, rehearsal, seminar, demonstration', ','),
+
+TRAIN = _words('', 0.15)
+HELD_OUT = _words('HELD_OUT_', 0.0)
+_KNOWN = frozenset(
+  word.lower()
+  for side in (TRAIN, HELD_OUT)
+  for values in dataclasses.astuple(side)
+  if isinstance(values, tuple)
+  for value in values
+  for word in re.findall(r'\w+', value)
 )

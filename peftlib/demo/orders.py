@@ -77,7 +77,7 @@ _ROUND_COUNTS = {
   36: ('three dozen',),
 }
 # `the golf`, `my next golf`: only events that take an article go here.
-_DETERMINED = re.compile(r'\b(the|my|next) \{event\}', re.IGNORECASE)
+_DETERMINED = re.compile(r'\b(the|my|our|next)\]? \{event\}', re.IGNORECASE)
 _KEEPS_CAPITAL = re.compile(r"(I|I'm|I'd|I'll)\b")
 
 
@@ -114,15 +114,12 @@ def make_rows(
   rng = random.Random(f'{seed} {split}')
   rows: list[dict[str, list[dict[str, str]]]] = []
   seen: set[str] = set()
-  # Every pattern comes as often as any other, in an order of its own.
-  decks: list[list[str]] = [[], []]
+  deck = order_words.Deck(rng)
   while len(rows) < count:
     kind = len(rows) % 2
-    if not decks[kind]:
-      decks[kind] = rng.sample(patterns[kind], len(patterns[kind]))
-    pattern = decks[kind].pop()
+    pattern = deck.draw(patterns[kind])
     make = _make_event if kind else _make_order
-    request, answer = make(rng, words, pattern)
+    request, answer = make(rng, deck, words, pattern)
     if request in seen:
       continue
     seen.add(request)
@@ -225,10 +222,13 @@ def count_forms(count: int) -> tuple[str, ...]:
 
 
 def _make_order(
-  rng: random.Random, words: order_words.Words, pattern: str
+  rng: random.Random,
+  deck: order_words.Deck,
+  words: order_words.Words,
+  pattern: str,
 ) -> tuple[str, dict[str, Any]]:
   """A request to order something, and its answer."""
-  thing = _thing(rng, words)
+  thing = _thing(rng, deck, words)
   apart = '{n}' in pattern  # `mug for Mara, one of them` is no English.
   count = _count(rng, least=2 if apart else 1)
   if count == 1:
@@ -238,7 +238,7 @@ def _make_order(
   else:
     thing = order_words.plural(thing)
     counted = f'{rng.choice(count_forms(count))} {thing}'
-  name = _name(rng, words)
+  name = _name(rng, deck, words)
   date, when = _date(rng)
   number = rng.choice((str(count), order_words.number_word(count)))
   request = _phrase(
@@ -250,13 +250,18 @@ def _make_order(
 
 
 def _make_event(
-  rng: random.Random, words: order_words.Words, pattern: str
+  rng: random.Random,
+  deck: order_words.Deck,
+  words: order_words.Words,
+  pattern: str,
 ) -> tuple[str, dict[str, Any]]:
   """A request about a calendar, and its answer."""
   article = _DETERMINED.search(pattern) is not None or rng.random() < 0.7
-  event = _event(rng, words, article)
-  place, preposition = _place(rng, words)
-  name = _name(rng, words)
+  event = _event(rng, deck, words, article)
+  place, preposition = _place(rng, deck, words)
+  name = _name(rng, deck, words)
+  while set(_parts(name)) & set(_parts(f'{place} {event}')):
+    name = _name(rng, deck, words)
   date, when = _date(rng)
   request = _phrase(
     rng,
@@ -279,48 +284,99 @@ def _count(rng: random.Random, least: int) -> int:
   return rng.randint(least, rng.choice((12, 30, 60)))
 
 
-def _thing(rng: random.Random, words: order_words.Words) -> str:
+def _thing(
+  rng: random.Random, deck: order_words.Deck, words: order_words.Words
+) -> str:
   kind = rng.random()
   if kind < 0.08:
-    return f'{rng.choice(words.containers)} of {rng.choice(words.contents)}'
+    return f'{rng.choice(words.containers)} of {deck.draw(words.contents)}'
   if kind < 0.15:
-    return f'{rng.choice(words.vessels)} of {rng.choice(words.liquids)}'
+    return f'{rng.choice(words.vessels)} of {deck.draw(words.liquids)}'
   if kind < 0.27:
-    return rng.choice(words.foods)
-  item = rng.choice(words.items)
+    return deck.draw(words.foods)
+  item = deck.draw(words.items)
   if kind < 0.45:
     return item
-  return f'{rng.choice(words.adjectives)} {item}'
+  adjective = deck.draw(words.adjectives)
+  while set(_parts(adjective)) & set(_parts(item)):  # `garden garden chair`
+    adjective = deck.draw(words.adjectives)
+  return f'{adjective} {item}'
 
 
-def _name(rng: random.Random, words: order_words.Words) -> str:
-  last = rng.choice(words.last_names)
-  if rng.random() < 0.4:
-    last = rng.choice(words.name_stems) + rng.choice(words.name_endings)
+def _name(
+  rng: random.Random, deck: order_words.Deck, words: order_words.Words
+) -> str:
   kind = rng.random()
-  if kind < 0.1:
+  first = last = ''
+  if kind >= 0.1:
+    first = _word(rng, deck, words, words.first_names)
+  if kind < 0.1 or kind >= 0.35:
+    if rng.random() < 0.35:
+      last = deck.draw(words.name_stems) + rng.choice(words.name_endings)
+    else:
+      last = _word(rng, deck, words, words.last_names)
+  if not first:
     return f'{rng.choice(_TITLES)} {last}'
-  first = rng.choice(words.first_names)
-  return first if kind < 0.35 else f'{first} {last}'
+  return first if last in ('', first) else f'{first} {last}'
 
 
-def _place(rng: random.Random, words: order_words.Words) -> tuple[str, str]:
+def _place(
+  rng: random.Random, deck: order_words.Deck, words: order_words.Words
+) -> tuple[str, str]:
   """A place and its preposition."""
   kind = rng.random()
   if kind < 0.4:
-    return f'{rng.choice(words.venue_names)} {rng.choice(words.venues)}', 'at'
+    name = _word(rng, deck, words, words.venue_names)
+    return f'{name} {deck.draw(words.venues)}', 'at'
   if kind < 0.75:
-    return rng.choice(words.towns), 'in'
-  return rng.choice(words.town_stems) + rng.choice(words.town_endings), 'in'
+    return _word(rng, deck, words, words.towns), 'in'
+  return deck.draw(words.town_stems) + rng.choice(words.town_endings), 'in'
 
 
-def _event(rng: random.Random, words: order_words.Words, article: bool) -> str:
+def _word(
+  rng: random.Random,
+  deck: order_words.Deck,
+  words: order_words.Words,
+  values: tuple[str, ...],
+) -> str:
+  """One of a list of names, or a made-up one."""
+  if rng.random() < words.invented_share:
+    return order_words.invented(rng)
+  return deck.draw(values)
+
+
+def _event(
+  rng: random.Random,
+  deck: order_words.Deck,
+  words: order_words.Words,
+  article: bool,
+) -> str:
   """An event, of the kind that takes an article or of the other."""
   if not article:
-    return rng.choice(words.plain_events)
-  if rng.random() < 0.5:
-    return f'{rng.choice(words.topics)} {rng.choice(words.meetings)}'
-  return f'{rng.choice(words.subjects)} {rng.choice(words.lessons)}'
+    return deck.draw(words.plain_events)
+  kind = rng.random()
+  if kind < 0.15:
+    return deck.draw(words.outings)
+  first, second = (
+    (words.topics, words.meetings)
+    if kind < 0.6
+    else (words.subjects, words.lessons)
+  )
+  subject, meeting = deck.draw(first), deck.draw(second)
+  while meeting in _parts(subject):  # `evening evening`
+    meeting = deck.draw(second)
+  return f'{subject} {meeting}'
+
+
+def _parts(value: str) -> list[str]:
+  """The words of a value, in small letters."""
+  return re.findall(r"[\w']+", value.lower())
+
+
+def _count(rng: random.Random, least: int) -> int:
+  if rng.random() < 0.3:
+    return rng.choice([c for c in (1, 1, 2, 2, 6, 12, 24, 36) if c >= least])
+  return rng.randint(least, rng.choice((12, 30, 60)))
 
 
 def _date(rng: random.Random) -> tuple[str, str]:

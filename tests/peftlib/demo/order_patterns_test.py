@@ -40,7 +40,7 @@ class PatternsTest(parameterized.TestCase):
     self.assertGreaterEqual(len(_TRAIN[kind]), 60)
     self.assertGreaterEqual(len(_HELD_OUT[kind]), 20)
     sentences = [s for p in _TRAIN[kind] for s in orders.expand(p)]
-    self.assertGreater(len(sentences), 150)
+    self.assertGreaterEqual(len(sentences), 440)
     self.assertLen(set(sentences), len(sentences))
 
   @parameterized.parameters('order', 'event')

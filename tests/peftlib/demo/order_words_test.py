@@ -1,4 +1,6 @@
 import dataclasses
+import random
+import re
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -68,6 +70,9 @@ class WordsTest(parameterized.TestCase):
     ('toy car', 'toy cars'),
     ('loaf of bread', 'loaves of bread'),
     ('compass', 'compasses'),
+    ('sweet potato', 'sweet potatoes'),
+    ('gingerbread man', 'gingerbread men'),
+    ('piano', 'pianos'),
   )
   def test_plural(self, noun, expected):
     self.assertEqual(order_words.plural(noun), expected)
@@ -91,49 +96,78 @@ class WordsTest(parameterized.TestCase):
 
 
 class SidesTest(parameterized.TestCase):
-  # What heads a value of its kind, so that no held-out value has one of
-  # training. Endings of towns are beside the point: their stems differ.
-  @parameterized.parameters(
-    (('first_names',),),
-    (('last_names', 'name_stems'),),
-    (('name_endings',),),
-    (('adjectives',),),
-    (('items', 'foods', 'containers', 'vessels'),),
-    (('contents', 'liquids'),),
-    (('towns', 'town_stems'),),
-    (('venue_names',),),
-    (('venues',),),
-    (('plain_events', 'topics', 'subjects'),),
-    (('meetings', 'lessons'),),
-  )
-  def test_share_no_word(self, kinds):
-    train, held_out = (
-      [w.lower() for kind in kinds for w in getattr(side, kind)]
-      for side in (order_words.TRAIN, order_words.HELD_OUT)
-    )
-    self.assertEmpty(set(train) & set(held_out))
-    last = [{w.split()[-1] for w in side} for side in (train, held_out)]
-    if 'towns' not in kinds:
-      self.assertEmpty(last[0] & last[1])
+  def test_share_no_word(self):
+    """No held-out word is a word of training, of whatever kind."""
+    words = {}
+    for side in ('TRAIN', 'HELD_OUT'):
+      values = dataclasses.asdict(getattr(order_words, side))
+      # Beginnings and endings are parts of words: see below.
+      words[side] = {
+        re.sub(r'(?<=[^s])s$', '', word)
+        for kind, texts in values.items()
+        if not kind.endswith(('stems', 'endings', 'share'))
+        for text in texts
+        for word in re.findall(r"[a-z']+", text.lower())
+      }
+    self.assertEmpty(words['TRAIN'] & words['HELD_OUT'])
+
+  @parameterized.parameters('name_stems', 'name_endings', 'town_stems')
+  def test_share_no_part_of_a_word(self, kind):
+    train = set(getattr(order_words.TRAIN, kind))
+    self.assertEmpty(train & set(getattr(order_words.HELD_OUT, kind)))
 
   @parameterized.parameters('TRAIN', 'HELD_OUT')
   def test_lists_hold_clean_words_once(self, side):
     words = getattr(order_words, side)
     for field in dataclasses.fields(words):
       values = getattr(words, field.name)
+      if field.name == 'invented_share':
+        continue
       self.assertNotEmpty(values)
       self.assertLen(set(values), len(values), field.name)
       for value in values:
         self.assertEqual(value, ' '.join(value.split()))
         self.assertRegex(value, r"^[A-Za-z' -]+$")
 
-  def test_training_has_hundreds_of_names(self):
-    self.assertGreater(len(order_words.TRAIN.first_names), 150)
-    self.assertGreater(
-      len(order_words.TRAIN.last_names)
-      + len(order_words.TRAIN.name_stems) * len(order_words.TRAIN.name_endings),
-      500,
-    )
+  @parameterized.parameters(
+    ('first_names', 950, 150),
+    ('last_names', 950, 150),
+    ('adjectives', 500, 70),
+    ('items', 1150, 150),
+    ('foods', 170, 30),
+    ('contents', 130, 20),
+    ('towns', 480, 150),
+    ('venue_names', 280, 60),
+    ('venues', 50, 10),
+    ('topics', 200, 30),
+    ('subjects', 150, 30),
+    ('outings', 130, 12),
+  )
+  def test_are_long(self, kind, train, held_out):
+    self.assertGreaterEqual(len(getattr(order_words.TRAIN, kind)), train)
+    self.assertGreaterEqual(len(getattr(order_words.HELD_OUT, kind)), held_out)
+
+
+class DrawingTest(absltest.TestCase):
+  def test_deck_takes_all_before_any_twice(self):
+    deck = order_words.Deck(random.Random(0))
+    letters, digits = tuple('abcdefgh'), tuple('12345')
+    drawn = [(deck.draw(letters), deck.draw(digits)) for _ in range(40)]
+    for values, taken in zip((letters, digits), zip(*drawn)):
+      rounds = [taken[i : i + len(values)] for i in range(0, 40, len(values))]
+      for one_round in rounds:
+        self.assertCountEqual(one_round, values)
+      self.assertGreater(len(set(rounds)), 1)
+
+  def test_invented(self):
+    rng = random.Random(0)
+    names = [order_words.invented(rng) for _ in range(1000)]
+    self.assertGreater(len(set(names)), 950)
+    for name in names:
+      self.assertRegex(name, '^[A-Z][a-z]{2,}$')
+      self.assertNoCommonElements(
+        {name}, {*order_words.TRAIN.first_names, *order_words.HELD_OUT.towns}
+      )
 
 
 if __name__ == '__main__':
