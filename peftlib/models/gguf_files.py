@@ -8,6 +8,7 @@ dequantization are those of the `gguf` package.
 from __future__ import annotations
 
 from collections.abc import Iterator
+import importlib.metadata
 import re
 import struct
 from typing import Any, NamedTuple
@@ -164,6 +165,11 @@ def read_header(path: str) -> Header:
   start = -(-cursor.position // alignment) * alignment
   tensors = []
   for name, shape, kind, offset in raw:
+    if kind not in gguf.GGMLQuantizationType:
+      raise ValueError(
+        f'{path}: {name} has tensor type {kind}, which the gguf package '
+        f'{importlib.metadata.version("gguf")} does not know.'
+      )
     qtype = gguf.GGMLQuantizationType(kind)
     block, block_bytes = gguf.GGML_QUANT_SIZES[qtype]
     num_bytes = int(np.prod(shape, dtype=np.int64)) // block * block_bytes

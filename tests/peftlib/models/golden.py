@@ -6,6 +6,7 @@ from typing import Any
 
 from flax import nnx
 import gguf
+import jax.numpy as jnp
 import numpy as np
 from safetensors import numpy as safetensors_numpy
 
@@ -52,7 +53,7 @@ def tiny_model(
   )
   rng = np.random.default_rng(seed)
   flat = [
-    (path, v.replace(rng.normal(0, 0.3, v.shape).astype(v.dtype)))
+    (path, v.replace(jnp.asarray(rng.normal(0, 0.3, v.shape), v.dtype)))
     if path[-1] != 'scale'
     else (path, v)
     for path, v in nnx.to_flat_state(state)
