@@ -373,12 +373,6 @@ def _parts(value: str) -> list[str]:
   return re.findall(r"[\w']+", value.lower())
 
 
-def _count(rng: random.Random, least: int) -> int:
-  if rng.random() < 0.3:
-    return rng.choice([c for c in (1, 1, 2, 2, 6, 12, 24, 36) if c >= least])
-  return rng.randint(least, rng.choice((12, 30, 60)))
-
-
 def _date(rng: random.Random) -> tuple[str, str]:
   """A date as written, and as `MM-DD`."""
   month = rng.randint(1, 12)

@@ -145,10 +145,10 @@ class MakeRowsTest(parameterized.TestCase):
     """Within a thousand rows: 500 orders and 500 events."""
     for start in (0, 1000, 2000):
       values = _values(self.rows['train'][start : start + 1000])
-      self.assertGreaterEqual(len(values['name']), 940)
-      self.assertGreaterEqual(len(values['order']), 470)
-      self.assertGreaterEqual(len(values['place']), 480)
-      self.assertGreaterEqual(len(values['event']), 420)
+      self.assertGreaterEqual(len(values['name']), 990)
+      self.assertGreaterEqual(len(values['order']), 490)
+      self.assertGreaterEqual(len(values['place']), 490)
+      self.assertGreaterEqual(len(values['event']), 450)
 
   def test_training_words_hardly_repeat(self):
     rows = [_row(r)[1] for r in self.rows['train'][:1000]]
@@ -157,7 +157,7 @@ class MakeRowsTest(parameterized.TestCase):
     )
     for title in ('Mr', 'Mrs', 'Ms', 'Dr'):
       del firsts[title]
-    self.assertGreaterEqual(len(firsts), 800)
+    self.assertGreaterEqual(len(firsts), 850)
     self.assertLessEqual(max(firsts.values()), 3)
 
   def test_both_kinds_are_equally_many(self):
