@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from absl import app
 from absl import flags as absl_flags
+from absl import logging
 
 from peftlib.cli import errors
 from peftlib.cli import flags
@@ -54,11 +55,7 @@ _HELP = ('--help', '-help', '-h')
 
 def main() -> None:
   """Runs the command line and exits with its status."""
-  # absl sets up logging; our flags are not among its global ones.
-  app.run(
-    run,
-    flags_parser=lambda argv: (absl_flags.FLAGS(argv[:1]), list(argv))[1],
-  )
+  app.run(run, flags_parser=_parse_globals)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -101,6 +98,14 @@ def run(argv: Sequence[str]) -> int:
     if debug or not errors.is_user_error(e):
       raise
     return _fail(f'peftlib {name}', errors.one_line(e))
+
+
+def _parse_globals(argv: Sequence[str]) -> list[str]:
+  """Readies absl, whose global flags are not those of our commands."""
+  absl_flags.FLAGS(argv[:1])
+  # Orbax reports on a checkpoint in dozens of lines otherwise.
+  logging.set_verbosity(logging.ERROR)
+  return list(argv)
 
 
 def _fail(who: str, message: str, status: int = _WRONG_INPUT) -> int:

@@ -234,7 +234,13 @@ def training_progress(
   if console.is_terminal:
     with _bar(console, start, steps) as report:
       yield report
-    return
+  else:
+    yield _lines(console, start, steps, every)
+
+
+def _lines(
+  console: rich_console.Console, start: int, steps: int, every: int
+) -> Reporter:
   seconds: list[float] = []
 
   def report(record: Mapping[str, Any]) -> None:
@@ -250,7 +256,7 @@ def training_progress(
       f'  {duration(left)} left'
     )
 
-  yield report
+  return report
 
 
 @contextlib.contextmanager

@@ -130,7 +130,7 @@ def mean_loss(
     pipeline: Batches of one epoch.
   """
   step = peftlib.make_eval_step(graphdef, losses.causal_lm_loss)
-  empty = nnx.State({})
+  empty: nnx.State = nnx.State({})
   total = tokens = 0.0
   for batch in pipeline.dataset:
     metrics = jax.device_get(step(state, empty, batch))

@@ -12,7 +12,7 @@ import math
 import re
 import shutil
 import textwrap
-from typing import Any
+from typing import Any, cast
 
 from absl import flags
 
@@ -250,15 +250,13 @@ def _define(cls: type[Any]) -> flags.FlagValues:
   values = flags.FlagValues()
   for field in dataclasses.fields(cls):
     spec: _Spec = field.metadata[_KEY]
-    parser = _Parser(spec)
+    parser, default = _Parser(spec), cast(Any, field.default)
     if spec.boolean:
-      flag: Any = flags.BooleanFlag(field.name, field.default, spec.help)
+      flag: Any = flags.BooleanFlag(field.name, default, spec.help)
       flag.parser = parser
       values[field.name] = flag
     else:
-      flags.DEFINE(
-        parser, field.name, field.default, spec.help, flag_values=values
-      )
+      flags.DEFINE(parser, field.name, default, spec.help, flag_values=values)
   return values
 
 
