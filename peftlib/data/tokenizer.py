@@ -28,6 +28,8 @@ from tokenizers import normalizers
 from tokenizers import pre_tokenizers
 from tokenizers import processors
 
+from peftlib.models import gguf_files
+
 _CONTROL_TOKEN = gguf.TokenType.CONTROL
 _USER_TOKEN = gguf.TokenType.USER_DEFINED
 
@@ -91,14 +93,10 @@ class Tokenizer:
     path = pathlib.Path(path)
     if not path.is_file():
       raise FileNotFoundError(f'{path}: no such file; expected a GGUF file')
-    try:
-      reader = gguf.GGUFReader(path)
-    except (ValueError, IndexError) as e:
-      raise ValueError(f'{path}: not a readable GGUF file: {e}') from e
+    metadata = gguf_files.read_header(str(path)).metadata
 
     def field(name: str, default: Any = None) -> Any:
-      found = reader.get_field(f'tokenizer.{name}')
-      return default if found is None else found.contents()
+      return metadata.get(f'tokenizer.{name}', default)
 
     return _from_gguf_fields(str(path), field)
 

@@ -190,7 +190,7 @@ class FromGgufTest(parameterized.TestCase):
 
   def test_no_gguf_file(self):
     self.path.write_bytes(b'nothing of the kind')
-    with self.assertRaisesRegex(ValueError, 'not a readable GGUF file'):
+    with self.assertRaisesRegex(ValueError, 'm.gguf: not a GGUF file'):
       tokenizer_lib.Tokenizer.from_path(self.path)
 
   def test_missing(self):
