@@ -1,15 +1,19 @@
 """Parameter-efficient fine-tuning of Flax NNX models, as pure functions."""
 
-from peftlib.config import LoraConfig
-from peftlib.injection import inject
-from peftlib.injection import with_dropout
-from peftlib.quantization import dequantize_base
-from peftlib.quantization import quantize_base
-from peftlib.training import TrainState
-from peftlib.training import init_train_state
-from peftlib.training import make_eval_step
-from peftlib.training import make_train_step
-from peftlib.training import trainable_filter
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+  from peftlib.config import LoraConfig
+  from peftlib.injection import inject
+  from peftlib.injection import with_dropout
+  from peftlib.quantization import dequantize_base
+  from peftlib.quantization import quantize_base
+  from peftlib.training import TrainState
+  from peftlib.training import init_train_state
+  from peftlib.training import make_eval_step
+  from peftlib.training import make_train_step
+  from peftlib.training import trainable_filter
 
 __all__ = [
   'LoraConfig',
@@ -23,3 +27,30 @@ __all__ = [
   'trainable_filter',
   'with_dropout',
 ]
+
+# Imported when first asked for: jax, flax and qwix take seconds, which the
+# command line's --help and the demo's generator do without.
+_MODULES = {
+  'LoraConfig': 'config',
+  'TrainState': 'training',
+  'dequantize_base': 'quantization',
+  'init_train_state': 'training',
+  'inject': 'injection',
+  'make_eval_step': 'training',
+  'make_train_step': 'training',
+  'quantize_base': 'quantization',
+  'trainable_filter': 'training',
+  'with_dropout': 'injection',
+}
+
+
+def __getattr__(name: str) -> Any:
+  if name not in _MODULES:
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+  module = importlib.import_module(f'{__name__}.{_MODULES[name]}')
+  value = globals()[name] = getattr(module, name)
+  return value
+
+
+def __dir__() -> list[str]:
+  return sorted({*globals(), *__all__})
