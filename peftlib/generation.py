@@ -207,7 +207,7 @@ def stream(
     )
     for step in range(1, max_new_tokens + 1):
       # The next step is under way while the caller looks at this token.
-      following = None
+      following = token
       if step < max_new_tokens:
         following, cache = _jitted_next(
           graphdef,
@@ -276,7 +276,8 @@ def _shared_length(prompts: Sequence[Sequence[int]]) -> int:
   """How many tokens all prompts begin with, leaving each at least one."""
   if len(prompts) == 1:
     return 0
-  first, last = min(prompts), max(prompts)
+  ordered = sorted(map(tuple, prompts))
+  first, last = ordered[0], ordered[-1]
   limit = min(map(len, prompts)) - 1
   shared = 0
   while shared < limit and first[shared] == last[shared]:

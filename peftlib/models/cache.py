@@ -22,13 +22,13 @@ class Cache(NamedTuple):
     keys: (L, B, num_kv_heads, T, head_dim), rotated already.
     values: (L, B, num_kv_heads, T, head_dim).
     segment_ids: int32 (B, T); -1 in slots not yet written, 0 for padding.
-    index: int32 (), the next slot to be written.
+    next_slot: int32 (), the next slot to be written.
   """
 
   keys: jax.Array
   values: jax.Array
   segment_ids: jax.Array
-  index: jax.Array
+  next_slot: jax.Array
 
   @property
   def length(self) -> int:
@@ -74,7 +74,7 @@ def init_cache(
     keys=jnp.zeros(shape, dtype),
     values=jnp.zeros(shape, dtype),
     segment_ids=jnp.full((batch_size, length), -1, jnp.int32),
-    index=jnp.zeros((), jnp.int32),
+    next_slot=jnp.zeros((), jnp.int32),
   )
 
 
@@ -113,7 +113,7 @@ def extend(cache: Cache, *, batch_size: int, length: int) -> Cache:
     keys=widen(cache.keys, 1, 3, 0),
     values=widen(cache.values, 1, 3, 0),
     segment_ids=widen(cache.segment_ids, 0, 1, -1),
-    index=cache.index,
+    next_slot=cache.next_slot,
   )
 
 
@@ -139,5 +139,5 @@ def join_rows(caches: Cache) -> Cache:
     keys=join(caches.keys, 1),
     values=join(caches.values, 1),
     segment_ids=join(caches.segment_ids, 0),
-    index=caches.index[0],
+    next_slot=caches.next_slot[0],
   )

@@ -61,15 +61,15 @@ class _Context(NamedTuple):
   cos: jax.Array
   sin: jax.Array
   mask: jax.Array
-  index: jax.Array | None
 
 
 class _LayerCache(NamedTuple):
-  """The whole cache's keys and values, and the layer that is at work."""
+  """The whole cache's keys and values, and where in them to write."""
 
   keys: jax.Array
   values: jax.Array
   layer: jax.Array
+  slot: jax.Array
 
 
 class SelfAttention(nnx.Module):
@@ -123,7 +123,7 @@ class SelfAttention(nnx.Module):
     # The cache's layout, which attention multiplies without transposing it.
     keys, values = keys.transpose(0, 2, 1, 3), values.transpose(0, 2, 1, 3)
     if cache is not None:
-      start = (cache.layer, 0, 0, context.index, 0)
+      start = (cache.layer, 0, 0, cache.slot, 0)
       cache = cache._replace(
         keys=jax.lax.dynamic_update_slice(
           cache.keys, keys[None].astype(cache.keys.dtype), start
@@ -311,11 +311,10 @@ class Decoder(nnx.Module):
     """
     _check_inputs(tokens, positions, segment_ids, cache, logits_at)
     batch_size, length = tokens.shape
-    index = None if cache is None else cache.index
     if positions is None:
       positions = jnp.arange(length)[None]
-      if index is not None:
-        positions += index
+      if cache is not None:
+        positions += cache.next_slot
     layer_cache = None
     if cache is None:
       mask = attention.causal_mask(length, segment_ids)
@@ -323,15 +322,20 @@ class Decoder(nnx.Module):
       if segment_ids is None:
         segment_ids = jnp.ones(tokens.shape, jnp.int32)
       cached_ids = jax.lax.dynamic_update_slice(
-        cache.segment_ids, segment_ids.astype(jnp.int32), (0, cache.index)
+        cache.segment_ids, segment_ids.astype(jnp.int32), (0, cache.next_slot)
       )
-      mask = attention.cached_mask(segment_ids, cached_ids, cache.index)
-      cache = cache._replace(segment_ids=cached_ids, index=cache.index + length)
+      mask = attention.cached_mask(segment_ids, cached_ids, cache.next_slot)
       layer_cache = _LayerCache(
-        keys=cache.keys, values=cache.values, layer=jnp.zeros((), jnp.int32)
+        keys=cache.keys,
+        values=cache.values,
+        layer=jnp.zeros((), jnp.int32),
+        slot=cache.next_slot,
+      )
+      cache = cache._replace(
+        segment_ids=cached_ids, next_slot=cache.next_slot + length
       )
     cos, sin = rope.angles(positions, self.config)
-    context = _Context(batch_size, cos, sin, mask, index)
+    context = _Context(batch_size, cos, sin, mask)
 
     x = self.embed_tokens(tokens.reshape(-1)).astype(self.config.dtype)
     x, layer_cache = self._apply_layers(x, context, layer_cache)

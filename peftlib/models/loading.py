@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flax import nnx
 import jax
@@ -138,14 +138,14 @@ def _read_arrays(
   checkpoint: gguf_files.GgufCheckpoint | hf_files.HfCheckpoint,
   targets: dict[str, naming.Target],
   config: config_lib.DecoderConfig,
-) -> dict[tuple[str, ...], jax.Array]:
+) -> dict[tuple[Any, ...], jax.Array]:
   """Reads all tensors into arrays by variable path."""
   dtype = np.dtype(config.param_dtype)
   buffers: dict[tuple[str, ...], np.ndarray] = {}
   awaited: dict[tuple[str, ...], int] = {}
   for target in targets.values():
     awaited[target.path] = awaited.get(target.path, 0) + 1
-  arrays: dict[tuple[str, ...], jax.Array] = {}
+  arrays: dict[tuple[Any, ...], jax.Array] = {}
   for name, values in checkpoint.tensors():
     target = targets[name]
     if target.transposed:

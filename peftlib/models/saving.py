@@ -109,14 +109,14 @@ def _checked_weights(
   config: config_lib.DecoderConfig,
   state: nnx.State,
   targets: dict[str, naming.Target],
-) -> dict[tuple[str, ...], jax.Array]:
+) -> dict[tuple[Any, ...], jax.Array]:
   """The state's arrays by path, if they are those of the configuration."""
-  expected = {}
+  expected: dict[tuple[Any, ...], tuple[int, ...]] = {}
   for target in targets.values():
     shape = target.shape[::-1] if target.transposed else target.shape
     stack = () if target.layer is None else (config.num_layers,)
     expected[target.path] = stack + shape
-  weights = {}
+  weights: dict[tuple[Any, ...], jax.Array] = {}
   for path, variable in nnx.to_flat_state(state):
     name = '.'.join(map(str, path))
     if path not in expected:
@@ -133,13 +133,13 @@ def _checked_weights(
   for path, shape in expected.items():
     if path not in weights:
       raise ValueError(
-        f'Variable {".".join(path)} of shape {shape} is missing.'
+        f'Variable {".".join(map(str, path))} of shape {shape} is missing.'
       )
   return weights
 
 
 def _shards(
-  weights: dict[tuple[str, ...], jax.Array],
+  weights: dict[tuple[Any, ...], jax.Array],
   targets: dict[str, naming.Target],
   max_bytes: int,
 ) -> Iterator[list[str]]:
@@ -159,7 +159,7 @@ def _shards(
 
 def _write_weights(
   directory: str,
-  weights: dict[tuple[str, ...], jax.Array],
+  weights: dict[tuple[Any, ...], jax.Array],
   targets: dict[str, naming.Target],
   max_shard_bytes: int,
 ) -> None:

@@ -15,7 +15,7 @@ class CacheTest(parameterized.TestCase):
     self.assertEqual(cache.values.shape, (3, 2, 2, 5, 6))
     self.assertEqual(cache.keys.dtype, jnp.bfloat16)
     self.assertEqual(cache.segment_ids.tolist(), [[-1] * 5] * 2)
-    self.assertEqual(int(cache.index), 0)
+    self.assertEqual(int(cache.next_slot), 0)
     self.assertEqual(cache.length, 5)
 
   @parameterized.parameters(
@@ -33,7 +33,7 @@ class CacheTest(parameterized.TestCase):
       keys=numbers.reshape(cache.keys.shape),
       values=-numbers.reshape(cache.keys.shape),
       segment_ids=jnp.ones((rows, 2), jnp.int32),
-      index=jnp.asarray(2),
+      next_slot=jnp.asarray(2),
     )
 
   def test_extend_repeats_the_row_and_adds_slots(self):
@@ -46,7 +46,7 @@ class CacheTest(parameterized.TestCase):
         cache.values[:, row, :, :2], one.values[:, 0]
       )
     self.assertEqual(cache.segment_ids.tolist(), [[1, 1, -1, -1]] * 3)
-    self.assertEqual(int(cache.index), 2)
+    self.assertEqual(int(cache.next_slot), 2)
 
   @parameterized.parameters(
     ({'batch_size': 3, 'length': 2}, 'batch_size=3: the cache has 2 rows'),
@@ -63,7 +63,7 @@ class CacheTest(parameterized.TestCase):
         whole.keys[:, rows],
         whole.values[:, rows],
         whole.segment_ids[rows],
-        whole.index,
+        whole.next_slot,
       )
       for rows in (slice(0, 2), slice(2, 4))
     ]

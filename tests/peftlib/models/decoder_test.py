@@ -328,7 +328,7 @@ class CacheTest(parameterized.TestCase):
         logits, expected[:, start : start + length], atol=1e-4
       )
       start += length
-    self.assertEqual(int(cache.index), 9)
+    self.assertEqual(int(cache.next_slot), 9)
     self.assertEqual(cache.segment_ids.tolist(), [[1] * 9 + [-1] * 3] * 2)
 
   @parameterized.parameters('left', 'right')
