@@ -77,7 +77,7 @@ def run(argv: Sequence[str]) -> int:
     print(_usage())
     return 0
   if name == '--version':
-    print(f'peftlib {importlib.metadata.version("peftlib")}')
+    print(f'peftlib {_version()}')
     return 0
   if name not in _COMMANDS:
     return _fail('peftlib', _unknown_command(name))
@@ -125,6 +125,14 @@ def _unknown_command(name: str) -> str:
   near = difflib.get_close_matches(name, _COMMANDS, n=1)
   hint = f'did you mean {near[0]}?' if near else f'expected one of {known}'
   return f'{name!r} is no command; {hint}'
+
+
+def _version() -> str:
+  try:
+    return importlib.metadata.version('peftlib')
+  except importlib.metadata.PackageNotFoundError:
+    # Run from a checkout that isn't installed.
+    return 'unknown'
 
 
 def _usage() -> str:

@@ -14,12 +14,8 @@ from peftlib.cli import generate
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-# The package itself is empty here: what the command line imports is the point.
 _HELP = """
-import sys, types
-package = types.ModuleType('peftlib')
-package.__path__ = ['peftlib']
-sys.modules['peftlib'] = package
+import sys
 from peftlib import __main__ as command_line
 for argv in (['--help'], ['finetune', '--help'], ['finetune', '--rank=x']):
   command_line.run(['peftlib', *argv])
@@ -72,6 +68,11 @@ class MainTest(parameterized.TestCase):
   )  # fmt: skip
   def test_no_such_command(self, arguments, message):
     self.assertEqual(run(*arguments), (2, '', f'peftlib: {message}\n'))
+
+  def test_version(self):
+    self.assertRegex(
+      run('--version')[1], r'^peftlib (\d+\.\d+\.\d+|unknown)\n$'
+    )
 
   def test_wrong_flag(self):
     self.assertEqual(
