@@ -4,18 +4,20 @@ A row is a chat of three turns, such as::
 
   system     Reply with JSON.
   user       Could you send a dozen blue mugs to Mara Berg by the 4th of March?
-  assistant  {"order":"blue mugs","count":12,"for":"Mara Berg","date":"03-04"}
+  assistant  {"order":"12 blue mugs for Mara Berg","date":"03-04"}
 
 or, for a calendar::
 
   user       Lunch with Dr Novak at Harbour Hall on 21 June, please.
-  assistant  {"event":"lunch","with":"Dr Novak","place":"Harbour Hall",
-              "date":"06-21"}    (on one line)
+  assistant  {"event":"with Dr Novak, Harbour Hall: lunch","date":"06-21"}
 
 Things, names and places are copied as written, except that an event has no
 capital of a sentence's first word. Counts become numbers, dates `MM-DD`. The
 answer follows from the request alone, so that a prediction is right if and only
-if it is the reference, character by character.
+if it is the reference, character by character. What is copied follows a space in
+the answer as in the request: a tokenizer that joins a space to the word after it
+gives the word other tokens behind a quotation mark, and a small model is bad at
+spelling one it has not seen.
 
 Three sets are written: `train.jsonl`, `heldout_values.jsonl` (patterns as in
 training; no name, thing, place or event of training) and
@@ -246,7 +248,7 @@ def _make_order(
     pattern,
     {'items': counted, 'item': thing, 'n': number, 'name': name, 'date': date},
   )
-  return request, {'order': thing, 'count': count, 'for': name, 'date': when}
+  return request, {'order': f'{count} {thing} for {name}', 'date': when}
 
 
 def _make_event(
@@ -275,7 +277,7 @@ def _make_event(
       'date': date,
     },
   )
-  return request, {'event': event, 'with': name, 'place': place, 'date': when}
+  return request, {'event': f'with {name}, {place}: {event}', 'date': when}
 
 
 def _count(rng: random.Random, least: int) -> int:

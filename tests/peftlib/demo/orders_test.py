@@ -50,7 +50,13 @@ def _row(row) -> tuple[str, dict]:
   assert assistant['role'] == 'assistant'
   answer = json.loads(assistant['content'])
   assert assistant['content'] == json.dumps(answer, separators=(',', ':'))
-  return user['content'], answer
+  if 'order' in answer:
+    found = re.fullmatch(r'(\d+) (.+) for (.+)', answer['order'])
+    fields = {'order': found[2], 'count': int(found[1]), 'for': found[3]}
+  else:
+    found = re.fullmatch(r'with (.+), (.+): (.+)', answer['event'])
+    fields = {'event': found[3], 'with': found[1], 'place': found[2]}
+  return user['content'], {**fields, 'date': answer['date']}
 
 
 def _dates(text: str) -> list[str]:
