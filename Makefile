@@ -29,7 +29,7 @@ BOOTSTRAP = @command -v "$(PYTHON)" >/dev/null 2>&1 || { \
   "$(PYTHON)" .ci/bootstrap.py
 
 .DEFAULT_GOAL := help
-.PHONY: help venv assets finetune test lint format types interop-test \
+.PHONY: help venv assets finetune test multiprocess-test lint format types interop-test \
   interop-venv bazel-test bazel-files lock clean
 # One thing after the other: `make -j` must not install into one folder twice.
 .NOTPARALLEL:
@@ -53,6 +53,9 @@ finetune: assets $(DEMO_DATA)/train.jsonl  ## Fine-tune the demo model with QLoR
 
 test: assets  ## Run the whole test suite; pytest's own flags in ARGS.
 	@JAX_PLATFORMS=cpu $(VENV)/bin/python -m pytest -n $(TEST_WORKERS) $(ARGS)
+
+multiprocess-test: venv  ## Run the tests of two processes, part of `test`.
+	@JAX_PLATFORMS=cpu $(VENV)/bin/python -m pytest tests/multiprocess $(ARGS)
 
 lint: venv  ## Check the code with ruff.
 	@$(VENV)/bin/ruff check .
