@@ -30,7 +30,7 @@ class EvaluateTest(absltest.TestCase):
   @classmethod
   def setUpClass(cls):
     super().setUpClass()
-    tiny.compile_faster(cls)
+    tiny.prepare(cls)
     folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
     cls.folder = folder
     cls.model = tiny.write_model(folder / 'model')

@@ -82,7 +82,7 @@ class ModelTest(parameterized.TestCase):
   @classmethod
   def setUpClass(cls):
     super().setUpClass()
-    tiny.compile_faster(cls)
+    tiny.prepare(cls)
     folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
     loaded = models.load(tiny.write_model(folder / 'model'))
     cls.graphdef, cls.state = loaded.graphdef, loaded.state

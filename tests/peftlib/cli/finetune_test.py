@@ -74,7 +74,7 @@ class FinetuneTest(parameterized.TestCase):
   @classmethod
   def setUpClass(cls):
     super().setUpClass()
-    tiny.compile_faster(cls)
+    tiny.prepare(cls)
     folder = cls.enterClassContext(tempfile.TemporaryDirectory())
     cls.folder = pathlib.Path(folder)
     cls.model = tiny.write_model(cls.folder / 'model')

@@ -102,7 +102,7 @@ class GenerateTest(parameterized.TestCase):
   @classmethod
   def setUpClass(cls):
     super().setUpClass()
-    tiny.compile_faster(cls)
+    tiny.prepare(cls)
     folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
     cls.model = tiny.write_model(folder / 'model')
 

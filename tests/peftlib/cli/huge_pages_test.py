@@ -11,7 +11,6 @@ from peftlib.cli import huge_pages
 
 
 class WantedTest(parameterized.TestCase):
-
   @parameterized.parameters(
     ('linux', ('glibc', '2.36'), {}, True),
     ('linux', ('glibc', '2.35'), {}, True),
@@ -30,7 +29,6 @@ class WantedTest(parameterized.TestCase):
 
 
 class RestartTest(absltest.TestCase):
-
   def test_same_process_and_arguments(self):
     script = (
       'import os, sys\n'

@@ -33,6 +33,7 @@ class InspectTest(parameterized.TestCase):
   @classmethod
   def setUpClass(cls):
     super().setUpClass()
+    tiny.prepare(cls)
     cls.folder = pathlib.Path(
       cls.enterClassContext(tempfile.TemporaryDirectory())
     )

@@ -2,7 +2,9 @@
 
 import json
 import pathlib
+import warnings
 
+from absl import logging
 import jax
 import numpy as np
 from safetensors import numpy as safetensors_numpy
@@ -104,8 +106,17 @@ def finetune_flags(
   ]
 
 
-def compile_faster(test_class) -> None:
-  """Leaves optimizations out, which take longer than such programs run."""
+def prepare(test_class) -> None:
+  """Readies a class of tests that run commands in this process.
+
+  Optimizations, which take longer than such programs run, are left out. So are
+  reports of libraries, as `peftlib.__main__.main` does.
+  """
   name = 'jax_disable_most_optimizations'
   test_class.addClassCleanup(jax.config.update, name, jax.config.values[name])
   jax.config.update(name, True)
+  test_class.addClassCleanup(logging.set_verbosity, logging.get_verbosity())
+  logging.set_verbosity(logging.ERROR)
+  # Python hides other modules' deprecations from users, unittest does not.
+  test_class.enterClassContext(warnings.catch_warnings())
+  warnings.simplefilter('ignore', DeprecationWarning)
