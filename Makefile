@@ -45,7 +45,7 @@ assets: venv  ## Get the demo model (92 MB) into PEFTLIB_CACHE.
 	@$(VENV)/bin/python -P peftlib/demo/assets.py
 
 # Anew only when its generator has changed: the rows depend on nothing else.
-$(DEMO_DATA)/train.jsonl: $(wildcard peftlib/demo/order*.py) | venv
+$(DEMO_DATA)/train.jsonl: $(wildcard peftlib/demo/*.py) | venv
 	@$(VENV)/bin/python -m peftlib.demo.orders --output=$(@D) && touch $@
 
 finetune: assets $(DEMO_DATA)/train.jsonl  ## Fine-tune the demo model with QLoRA; more flags in ARGS.

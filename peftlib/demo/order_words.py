@@ -16,10 +16,10 @@ import random
 import re
 from typing import TypeVar
 
-from peftlib.demo import order_occasions
-from peftlib.demo import order_people
-from peftlib.demo import order_places
-from peftlib.demo import order_things
+from peftlib.demo import _occasions
+from peftlib.demo import _people
+from peftlib.demo import _places
+from peftlib.demo import _things
 
 _T = TypeVar('_T')
 
@@ -249,10 +249,10 @@ def _words(prefix: str, invented_share: float) -> Words:
   """The words of one side."""
   lists = {}
   for module in (
-    order_occasions,
-    order_people,
-    order_places,
-    order_things,
+    _occasions,
+    _people,
+    _places,
+    _things,
   ):
     for field in dataclasses.fields(Words):
       text = getattr(module, prefix + field.name.upper(), None)

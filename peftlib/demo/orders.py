@@ -13,11 +13,11 @@ or, for a calendar::
 
 Things, names and places are copied as written, except that an event has no
 capital of a sentence's first word. Counts become numbers, dates `MM-DD`. The
-answer follows from the request alone, so that a prediction is right if and only
-if it is the reference, character by character. What is copied follows a space in
-the answer as in the request: a tokenizer that joins a space to the word after it
-gives the word other tokens behind a quotation mark, and a small model is bad at
-spelling one it has not seen.
+answer follows from the request alone, so that a prediction is right if and
+only if it is the reference, character by character. What is copied follows a
+space in the answer as in the request: a tokenizer that joins a space to the
+word after it gives the word other tokens behind a quotation mark, and a small
+model is bad at spelling one it has not seen.
 
 Three sets are written: `train.jsonl`, `heldout_values.jsonl` (patterns as in
 training; no name, thing, place or event of training) and
