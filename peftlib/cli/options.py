@@ -131,7 +131,7 @@ class Rows:
     of=('assistant', 'all'),
   )
   length: int = flags.integer(
-    256,
+    512,
     'Tokens of a sequence. A row that is longer is cut from the left of its'
     ' prompt.',
     low=2,
@@ -141,7 +141,7 @@ class Rows:
     'What to do with a completion that is longer than --length by itself.',
     of=('error', 'truncate'),
   )
-  batch_size: int = flags.integer(2, 'Sequences of a batch.', low=1)
+  batch_size: int = flags.integer(1, 'Sequences of a batch.', low=1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -190,12 +190,12 @@ class Finetune(Common, Judging, Rows, Method, Model):
     'Let several rows share a sequence; otherwise batches are of rows of about'
     ' one length.',
   )
-  steps: int | None = flags.integer(150, 'Batches to train on.', low=1)
+  steps: int | None = flags.integer(120, 'Batches to train on.', low=1)
   epochs: float | None = flags.number(
     None, 'Train so many times on all rows, instead of --steps.', above=0
   )
   learning_rate: float = flags.number(
-    1e-3, 'The highest learning rate.', above=0
+    1.5e-3, 'The highest learning rate.', above=0
   )
   warmup_steps: int = flags.integer(
     10, 'Steps in which the learning rate rises to it.', low=0
