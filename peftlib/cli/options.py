@@ -190,7 +190,7 @@ class Finetune(Common, Judging, Rows, Method, Model):
     'Let several rows share a sequence; otherwise batches are of rows of about'
     ' one length.',
   )
-  steps: int | None = flags.integer(120, 'Batches to train on.', low=1)
+  steps: int | None = flags.integer(100, 'Batches to train on.', low=1)
   epochs: float | None = flags.number(
     None, 'Train so many times on all rows, instead of --steps.', above=0
   )
@@ -213,7 +213,9 @@ class Finetune(Common, Judging, Rows, Method, Model):
     1, 'Batches whose gradients are averaged into one update.', low=1
   )
   remat: bool = flags.boolean(
-    False, 'Compute each layer again in the backward pass, to save memory.'
+    True,
+    'Compute each layer again in the backward pass: half the memory, in about'
+    ' the same time on a CPU.',
   )
   seed: int = flags.integer(
     0,

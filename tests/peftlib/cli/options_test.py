@@ -72,8 +72,8 @@ class OptionsTest(parameterized.TestCase):
   @parameterized.parameters(
     (['--epochs=1', '--steps=3'], '--steps=3: cannot be together with --epochs=1.0; give one of them'),
     (['--resume', '--overwrite'], '--overwrite: cannot be together with --resume; give one of them'),
-    (['--warmup_steps=151'], '--warmup_steps=151: must be at most the number of steps, 120'),
-    (['--accumulate=200'], '--accumulate=200: must be at most the number of steps, 120'),
+    (['--warmup_steps=151'], '--warmup_steps=151: must be at most the number of steps, 100'),
+    (['--accumulate=200'], '--accumulate=200: must be at most the number of steps, 100'),
     (['--module_path=(a'], '--module_path=(a: must be a regular expression: missing ), unterminated subpattern at position 0'),
     (['--method=full', '--rank=8'], '--rank=8: --method=full has no adapters; leave it out, or use --method=lora'),
     (['--method=full', '--weight_qtype=int4'], '--weight_qtype=int4: quantized weights cannot be trained; must be none with --method=full'),
