@@ -42,6 +42,11 @@ def make_console() -> rich_console.Console:
   return console
 
 
+def say(console: rich_console.Console, text: str) -> None:
+  """Prints a sentence as it is, so that a path in it can be copied."""
+  console.print(text, soft_wrap=True, markup=False)
+
+
 def num_bytes(value: Any) -> int:
   """Bytes that an array, or one like an abstract one, takes on its device."""
   if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):

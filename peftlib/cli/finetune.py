@@ -81,18 +81,21 @@ def run(options: options_lib.Finetune) -> int:
     status = runs.check_output(run_paths, options)
     if status == 'finished':
       _show_summary(console, run_paths)
-      console.print(
+      display.say(
+        console,
         f'This run is finished already; nothing was done. To start anew:'
-        f' --overwrite, or another --output than {options.output}.'
+        f' --overwrite, or another --output than {options.output}.',
       )
       return 0
     if options.resume and status == 'new':
-      console.print(f'Nothing to resume in {options.output}: a new run starts.')
+      display.say(
+        console, f'Nothing to resume in {options.output}: a new run starts.'
+      )
     try:
       return _run(options, console, run_paths, status)
     except KeyboardInterrupt:
       if run_paths.run.exists():
-        console.print('To go on, give the same flags and --resume.')
+        display.say(console, 'To go on, give the same flags and --resume.')
       raise
 
 
@@ -124,9 +127,10 @@ def _run(
     before = _before(options, console, run_paths, inputs, setup)
     trained = _train(options, console, run_paths, inputs, setup, saved, batches)
     if trained.signal is not None:
-      console.print(
+      display.say(
+        console,
         f'Stopped after step {int(trained.train_state.step)}, which is saved.'
-        f' To go on, give the same flags and --resume.'
+        f' To go on, give the same flags and --resume.',
       )
       return 128 + trained.signal
   checkpoint.save_adapter(
@@ -238,14 +242,16 @@ def _start(
       saved, setup.train_state, setup.manifest
     )
     batches.set_state(position['iterator'])
-    console.print(f'Resumed after step {latest}.')
+    display.say(console, f'Resumed after step {latest}.')
     return train_state
   if options.restore_adapter is None:
     return setup.train_state
   trainable = checkpoint.restore_adapter(
     options.restore_adapter, setup.train_state.trainable, setup.manifest
   )
-  console.print(f'Started from the adapter in {options.restore_adapter}.')
+  display.say(
+    console, f'Started from the adapter in {options.restore_adapter}.'
+  )
   return setup.train_state._replace(trainable=trainable)
 
 
@@ -287,10 +293,11 @@ def _ask_all(
       max_new_tokens=options.max_new_tokens,
       batch_size=options.eval_batch_size,
     )
-    console.print(
+    display.say(
+      console,
       f'{when} training: {result.exact_match:.1%} of {len(result.answers)}'
       f' exact in {questions.path}'
-      f' ({time.perf_counter() - start:.0f} s)'
+      f' ({time.perf_counter() - start:.0f} s)',
     )
     results.append(result)
   return results

@@ -1,7 +1,9 @@
 """A model and data so small that whole runs of the commands take seconds."""
 
 import json
+import os
 import pathlib
+from unittest import mock
 import warnings
 
 from absl import logging
@@ -117,6 +119,8 @@ def prepare(test_class) -> None:
   jax.config.update(name, True)
   test_class.addClassCleanup(logging.set_verbosity, logging.get_verbosity())
   logging.set_verbosity(logging.ERROR)
+  # Tables are as wide as the terminal, whatever runs the tests says of it.
+  test_class.enterClassContext(mock.patch.dict(os.environ, COLUMNS='120'))
   # Python hides other modules' deprecations from users, unittest does not.
   test_class.enterClassContext(warnings.catch_warnings())
   warnings.simplefilter('ignore', DeprecationWarning)
