@@ -40,12 +40,13 @@ def inject(
   Base variables in the result are the very objects that came in.
 
   Example:
+    >>> import peftlib
     >>> model = nnx.Linear(8, 4, rngs=nnx.Rngs(0))
     >>> graphdef, state = nnx.split(model)
-    >>> graphdef, state = inject(
+    >>> graphdef, state = peftlib.inject(
     ...   graphdef,
     ...   state,
-    ...   LoraConfig(rank=2),
+    ...   peftlib.LoraConfig(rank=2),
     ...   jnp.ones((1, 8)),
     ...   key=jax.random.key(0),
     ... )

@@ -32,7 +32,8 @@ def quantize_base(
   before or after `inject`, under `jax.jit` and on abstract arrays.
 
   Example:
-    >>> config = LoraConfig(weight_qtype='int8')
+    >>> import peftlib
+    >>> config = peftlib.LoraConfig(weight_qtype='int8')
     >>> model = nnx.Linear(8, 4, rngs=nnx.Rngs(0))
     >>> graphdef, state = quantize_base(
     ...   *nnx.split(model), config, jnp.ones((1, 8))

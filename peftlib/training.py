@@ -78,8 +78,9 @@ def init_train_state(
   Works on concrete arrays, under `jax.jit` and under `jax.eval_shape`.
 
   Example:
-    >>> config = LoraConfig(rank=2)
-    >>> graphdef, state = inject(
+    >>> import peftlib
+    >>> config = peftlib.LoraConfig(rank=2)
+    >>> graphdef, state = peftlib.inject(
     ...   *nnx.split(nnx.Linear(8, 4, rngs=nnx.Rngs(0))),
     ...   config,
     ...   jnp.ones((1, 8)),

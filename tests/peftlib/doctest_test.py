@@ -1,0 +1,21 @@
+import doctest
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from peftlib import config
+from peftlib import injection
+from peftlib import quantization
+from peftlib import training
+
+
+class DoctestTest(parameterized.TestCase):
+  @parameterized.parameters(config, injection, quantization, training)
+  def test_examples_of(self, module):
+    result = doctest.testmod(module)
+    self.assertGreater(result.attempted, 0)
+    self.assertEqual(result.failed, 0)
+
+
+if __name__ == '__main__':
+  absltest.main()
