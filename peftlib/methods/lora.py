@@ -1,0 +1,91 @@
+"""LoRA: a low-rank update beside the frozen weight."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+from jax.nn import initializers
+import jax.numpy as jnp
+
+from peftlib.methods import method
+
+# One object, so that methods made without an initializer compare equal.
+_HE_UNIFORM = initializers.he_uniform()
+
+
+@method.register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Lora(method.Method):
+  """LoRA: `x @ w + alpha / rank * x @ a @ b`.
+
+  Example:
+    >>> Lora(rank=8, alpha=16).scale
+    2.0
+
+  Attributes:
+    rank: Rank r of the update, at least 1.
+    alpha: Numerator of the scale.
+    a_initializer: Initializer of `a`, called with (key, shape, dtype).
+    b_initializer: Initializer of `b`; zeros make the start output equal to
+      the base.
+
+  References:
+    Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, 2021.
+  """
+
+  name: ClassVar[str] = 'lora'
+
+  rank: int = 16
+  alpha: float = 32.0
+  a_initializer: initializers.Initializer = _HE_UNIFORM
+  b_initializer: initializers.Initializer = initializers.zeros
+
+  def __post_init__(self) -> None:
+    super().__post_init__()
+    method.check_field(
+      self, 'rank', method.is_int(self.rank) and self.rank >= 1, 'an int >= 1'
+    )
+    method.check_field(
+      self,
+      'alpha',
+      method.is_number(self.alpha) and self.alpha > 0,
+      'a finite number > 0',
+    )
+
+  @property
+  def scale(self) -> float:
+    """The factor on the update."""
+    return self.alpha / self.rank
+
+  def variables(self, weight: method.Weight) -> dict[str, method.VariableSpec]:
+    """`lora_a` (inputs, rank) and `lora_b` (rank, outputs)."""
+    return {
+      'lora_a': method.VariableSpec((method.INPUTS, self.rank)),
+      'lora_b': method.VariableSpec((self.rank, method.OUTPUTS)),
+    }
+
+  def init(
+    self, key: jax.Array, weight: method.Weight, value: jax.Array
+  ) -> dict[str, jax.Array]:
+    """Draws `a` and `b` by their initializers."""
+    a_key, b_key = jax.random.split(key)
+    a = (weight.rows, self.rank)
+    b = (self.rank, weight.columns)
+    dtype = jnp.dtype(self.dtype)
+    return {
+      'lora_a': self.a_initializer(a_key, a, dtype),
+      'lora_b': self.b_initializer(b_key, b, dtype),
+    }
+
+  def apply(
+    self, x: jax.Array, op: method.FrozenOp, v: method.Variables
+  ) -> jax.Array:
+    """Adds the scaled update to the base's output."""
+    out = op(x)
+    delta = op.low_rank(op.dropout(x), v['lora_a'], v['lora_b'])
+    return out + (delta * self.scale).astype(out.dtype)
+
+  def merge(self, value: jax.Array, v: method.Variables) -> jax.Array:
+    """Adds the scaled product to the weight."""
+    delta = v['lora_a'] @ v['lora_b'] * self.scale
+    return (value + delta.astype(value.dtype)).astype(value.dtype)
