@@ -34,6 +34,7 @@ class Lora(method.Method):
   """
 
   name: ClassVar[str] = 'lora'
+  reads_weight: ClassVar[bool] = False
 
   rank: int = 16
   alpha: float = 32.0

@@ -1,7 +1,7 @@
 """What an adapter method is: four functions of one weight seen as a matrix."""
 
 import abc
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 import dataclasses
 import difflib
 import math
@@ -122,6 +122,11 @@ class Method(abc.ABC):
 
   Attributes:
     name: Name in the registry.
+    linear_apply: Whether `apply` computes with `x @ ...` and so is for linear
+      ops alone; convolutions and embeddings then use the merged weight.
+    reads_weight: Whether `apply` reads `op.weight`. Over a quantized base it
+      is then computed anew in the backward pass, so that no dense weight is
+      kept for it.
     residual: Whether the start is what the variables leave over: the frozen
       weight W becomes W - (merge(W) - W), so that the output is unchanged at
       the start although the update isn't zero (PiSSA, OLoRA).
@@ -131,6 +136,8 @@ class Method(abc.ABC):
   """
 
   name: ClassVar[str]
+  linear_apply: ClassVar[bool] = False
+  reads_weight: ClassVar[bool] = True
 
   dropout: float = 0.0
   dtype: str = 'float32'
@@ -258,5 +265,3 @@ def _is_float(x: Any) -> bool:
   except TypeError:
     return False
 
-
-Initializer = Callable[..., jax.Array]
