@@ -4,11 +4,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+  from peftlib.config import AdapterConfig
   from peftlib.config import LoraConfig
+  from peftlib.config import Rule
   from peftlib.injection import inject
   from peftlib.injection import with_dropout
   from peftlib.quantization import dequantize_base
   from peftlib.quantization import quantize_base
+  from peftlib.slots import AdapterConstant
+  from peftlib.slots import AdapterGate
   from peftlib.training import TrainState
   from peftlib.training import init_train_state
   from peftlib.training import make_eval_step
@@ -16,7 +20,11 @@ if TYPE_CHECKING:
   from peftlib.training import trainable_filter
 
 __all__ = [
+  'AdapterConfig',
+  'AdapterConstant',
+  'AdapterGate',
   'LoraConfig',
+  'Rule',
   'TrainState',
   'dequantize_base',
   'init_train_state',
@@ -31,7 +39,11 @@ __all__ = [
 # Imported when first asked for: jax, flax and qwix take seconds, which the
 # command line's --help and the demo's generator do without.
 _MODULES = {
+  'AdapterConfig': 'config',
+  'AdapterConstant': 'slots',
+  'AdapterGate': 'slots',
   'LoraConfig': 'config',
+  'Rule': 'config',
   'TrainState': 'training',
   'dequantize_base': 'quantization',
   'init_train_state': 'training',

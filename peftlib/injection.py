@@ -1,10 +1,8 @@
 """Adding adapters to a split model."""
 
-import difflib
 import functools
 import math
-import re
-from typing import Any
+from typing import Any, NamedTuple
 
 from flax import nnx
 import jax
@@ -13,6 +11,10 @@ import jax.numpy as jnp
 from peftlib import _checks
 from peftlib import config as config_lib
 from peftlib import interception
+from peftlib import slots as slots_lib
+from peftlib import targets
+from peftlib import weight_ops
+from peftlib.methods import method as method_lib
 
 SHARDING_KEYS = ('out_sharding', 'sharding', 'sharding_names')
 
@@ -20,24 +22,25 @@ SHARDING_KEYS = ('out_sharding', 'sharding', 'sharding_names')
 def inject(
   graphdef: nnx.GraphDef[Any],
   state: nnx.State,
-  config: config_lib.LoraConfig,
+  config: config_lib.Config,
   *inputs: Any,
   key: jax.Array,
-  adapter: str = interception.DEFAULT_ADAPTER,
+  adapter: str = slots_lib.DEFAULT_ADAPTER,
   **named_inputs: Any,
 ) -> tuple[nnx.GraphDef[Any], nnx.State]:
-  """Adds a LoRA adapter to every weight that `config.module_path` matches.
+  """Adds an adapter to every weight that the rules of `config` mean.
 
   The forward pass is traced once, abstractly, to see which weights take part
-  in which contractions; then the variables `<weight>_lora_a` and
-  `<weight>_lora_b` (`nnx.LoRAParam`) are made beside each matched weight. In a
-  scanned or vmapped stack each layer has its own, along the axis that the
-  weight has. `a` starts by `config.lora_a_initializer`, `b` as zeros, so that
-  the model's output is the base's bit for bit.
+  in which ops; then the variables of the rule's method are made beside each
+  weight, `<weight>_lora_a` and `<weight>_lora_b` for LoRA (`nnx.LoRAParam`; a
+  method's constants are `peftlib.AdapterConstant`). In a scanned or vmapped
+  stack each layer has its own, along the axis that the weight has. The model's
+  output starts as the base's bit for bit, unless the method says otherwise.
 
   Works on concrete arrays, under `jax.jit`, and on abstract arrays (the state
   of `nnx.eval_shape`, or under `jax.eval_shape`), where nothing is allocated.
-  Base variables in the result are the very objects that came in.
+  Base variables in the result are the very objects that came in, but for a
+  method with `residual`, which replaces the weights that it adapts.
 
   Example:
     >>> import peftlib
@@ -59,59 +62,100 @@ def inject(
     config: What to add.
     *inputs: Inputs of the model's `__call__`, arrays or
       `jax.ShapeDtypeStruct`s; only shapes and dtypes matter.
-    key: PRNG key from which all `a` are drawn.
-    adapter: Name of the adapter; a model can carry several, whose updates add
-      up.
+    key: PRNG key from which all variables are drawn.
+    adapter: Name of the adapter; a model can carry several, which are applied
+      one after the other: the updates of LoRA add up.
     **named_inputs: Further inputs by name.
 
   Returns:
     The graphdef and state of the model with adapters. Equal arguments give
-    equal graphdefs. Base outputs are unchanged until `b` moves.
+    equal graphdefs.
 
   Raises:
     TypeError: If a Module is given instead of graphdef and state.
-    ValueError: If the pattern matches no weight (the text has the nearest
-      paths), or the model has an adapter of this name already.
+    ValueError: If a rule means no weight (the text has the nearest paths) or
+      one that can't be adapted (the text has the reason), or the model has an
+      adapter of this name already. Nothing is allocated then.
   """
   _checks.check_split('peftlib.inject', graphdef, state)
   model = nnx.merge(graphdef, state, copy=True)
-  present = interception.adapters_of(model)
-  _check_name(adapter, [a.name for a in present])
-  ops = interception.record(model, *inputs, **named_inputs)
-  matched = matching(ops, config.module_path)
-  adapters = (*present, interception.Adapter(adapter, config))
-  out = interception.wrapped(model, adapters, *inputs)
+  _check_name(adapter, slots_lib.names_of(model))
+  planned = plan(model, config, adapter, inputs, named_inputs)
+  out = interception.wrapped(model)
   modules = dict(nnx.iter_modules(out))
-  for i, op in enumerate(matched):
-    module = modules[op.path]
-    _add_factors(module, op, config, adapter, jax.random.fold_in(key, i))
-  return split_onto(out, state)
+  replaced = set()
+  for i, slot in enumerate(planned):
+    module = modules[slot.op.path]
+    slots_lib.put(module, (*slots_lib.of_module(module), slot))
+    if _add_variables(module, slot, jax.random.fold_in(key, i)):
+      replaced.add((*slot.op.path, *slot.op.name.split('/')))
+  return split_onto(out, state, replaced)
 
 
-def matching(
-  ops: list[interception.WeightOp], pattern: str
-) -> list[interception.WeightOp]:
-  """The ops whose module path the pattern matches as a whole.
+def plan(
+  model: nnx.Module,
+  config: config_lib.Config,
+  adapter: str,
+  inputs: tuple[Any, ...],
+  named_inputs: dict[str, Any],
+) -> list[slots_lib.Slot]:
+  """The adapters that `inject` would make, in its order.
 
   Args:
-    ops: From `interception.record`.
-    pattern: Regular expression, as in `LoraConfig.module_path`.
+    model: A merged model, of concrete or abstract arrays. Not changed.
+    config: What to add.
+    adapter: Its name.
+    inputs: Inputs of the model's `__call__`.
+    named_inputs: Further ones by name.
 
   Raises:
-    ValueError: If there is none; the text has the nearest paths.
+    ValueError: As `inject`.
   """
-  matched = [op for op in ops if re.fullmatch(pattern, op.module_path)]
-  if matched:
-    return matched
-  paths = list(dict.fromkeys(op.module_path for op in ops))
-  # The words of the pattern, since its operators are in no path.
-  words = ' '.join(re.findall(r'\w+', pattern))
-  near = difflib.get_close_matches(words, paths, n=5, cutoff=0.2) or paths[:5]
-  raise ValueError(
-    f'peftlib: module_path {pattern!r} matches no module with a weight'
-    f' that takes part in a contraction. It has to match the whole path;'
-    f' nearest: {near}.'
-  )
+  if not any(rule.method is not None for rule in config.rules):
+    if config.train:
+      return []
+    raise ValueError(
+      'peftlib.inject: no rule of the config has a method; give one, e.g.'
+      " Rule('all-linear', methods.Lora(rank=8))."
+    )
+  recording = interception.record(model, *inputs, **named_inputs)
+  modules = dict(nnx.iter_modules(model))
+  free: dict[str, set[int]] = {}
+  slots = []
+  for index, rule in enumerate(config.rules):
+    for op in targets.matching(recording, rule.module_path, rule.exclude):
+      weight = weight_ops.get_weight(modules[op.path], op.name)
+      axes, axis = stack_axes(op, variable_of(weight))
+      layers = range(axes[0] if axes else 1)
+      left = free.setdefault(op.label, set(layers))
+      wanted = sorted(
+        left & set(layers if rule.layers is None else rule.layers)
+      )
+      _check_layers(rule, op, axes)
+      left -= set(wanted)
+      if rule.method is None or not wanted:
+        continue
+      rule.method.check(op.weight)
+      part = len(wanted) < len(layers)
+      slots.append(
+        slots_lib.Slot(
+          adapter,
+          index if part else 0,
+          rule.method,
+          op,
+          tuple(wanted) if part else None,
+          len(layers) if part else 0,
+          axis if part else 0,
+        )
+      )
+  return slots
+
+
+def variable_of(weight: Any) -> nnx.Variable[Any]:
+  """The variable whose shape and metadata are those of a weight."""
+  if isinstance(weight, interception.QuantizedWeight):
+    return weight.array.qvalue
+  return weight
 
 
 def with_dropout(
@@ -132,11 +176,11 @@ def with_dropout(
   """
   _checks.check_split('peftlib.with_dropout', graphdef, state)
   flat = nnx.to_flat_state(state)
-  if not any(isinstance(v, interception.AdapterKey) for _, v in flat):
+  if not any(isinstance(v, slots_lib.AdapterKey) for _, v in flat):
     return graphdef, state
   new = []
   for i, (path, variable) in enumerate(flat):
-    if isinstance(variable, interception.AdapterKey):
+    if isinstance(variable, slots_lib.AdapterKey):
       old = variable.get_raw_value()
       keys = jax.random.split(
         jax.random.fold_in(key, i), old.shape if old.shape else 1
@@ -144,7 +188,7 @@ def with_dropout(
       variable = variable.replace(keys.reshape(old.shape))
     new.append((path, variable))
   model = nnx.merge(graphdef, nnx.from_flat_state(new), copy=True)
-  interception.set_dropout(model, True)
+  slots_lib.set_dropout(model, True)
   return nnx.split(model)
 
 
@@ -161,72 +205,120 @@ def _check_name(adapter: str, present: list[str]) -> None:
     )
 
 
+def _check_layers(
+  rule: config_lib.Rule, op: weight_ops.WeightOp, axes: tuple[int, ...]
+) -> None:
+  if rule.layers is None:
+    return
+  if not axes:
+    raise ValueError(
+      f'peftlib: layers={rule.layers}: {op.label} is not in a stack of layers;'
+      ' choose its layer by module_path.'
+    )
+  if rule.layers[-1] >= axes[0]:
+    raise ValueError(
+      f'peftlib: layers={rule.layers}: {op.label} has layers 0 to'
+      f' {axes[0] - 1}.'
+    )
+
+
 def split_onto(
-  model: nnx.Module, state: nnx.State
+  model: nnx.Module,
+  state: nnx.State,
+  replaced: set[tuple[Any, ...]] | frozenset[Any] = frozenset(),
 ) -> tuple[nnx.GraphDef[Any], nnx.State]:
-  """Splits `model` and puts the variables of `state` back where they were."""
+  """Splits `model` and puts the variables of `state` back where they were.
+
+  Args:
+    model: The merged model.
+    state: What it was merged from.
+    replaced: Paths, their parts as strings, whose new value is kept.
+  """
   graphdef, new = nnx.split(model)
   old = dict(nnx.to_flat_state(state))
+  kept = {tuple(map(str, path)) for path in replaced}
   flat = [
-    (path, old.get(path, value)) for path, value in nnx.to_flat_state(new)
+    (path, value if tuple(map(str, path)) in kept else old.get(path, value))
+    for path, value in nnx.to_flat_state(new)
   ]
   return graphdef, nnx.from_flat_state(flat)
 
 
-def _add_factors(
-  module: nnx.Module,
-  op: interception.WeightOp,
-  config: config_lib.LoraConfig,
-  adapter: str,
-  key: jax.Array,
-) -> None:
-  weight = getattr(module, op.name)
-  if isinstance(weight, interception.QuantizedWeight):
-    weight = weight.array.qvalue
+class _Start(NamedTuple):
+  """What a method makes of one weight, all layers of it."""
+
+  variables: dict[str, Any]
+  weight: Any
+
+
+def _add_variables(
+  module: nnx.Module, slot: slots_lib.Slot, key: jax.Array
+) -> bool:
+  """Makes the variables of an adapter; returns whether the weight is new."""
+  node = weight_ops.get_weight(module, slot.op.name)
+  weight = variable_of(node)
   value = weight.get_raw_value()
-  axes, axis = stack_axes(op, weight)
-  shapes = op.factor_shapes(config.rank)
-  names = interception.variable_names(op.name, adapter)
-  initializers = (config.lora_a_initializer, config.lora_b_initializer)
-  for name, shape, sources, init, k in zip(
-    names[:2],
-    shapes,
-    op.factor_axes(),
-    initializers,
-    jax.random.split(key),
-    strict=True,
-  ):
-    make = _layered(
-      init,  # type: ignore[arg-type]  # A protocol says nothing of hashing.
-      shape,
-      jnp.dtype(config.dtype),
-      axes,
-      axis,
+  axes, axis = stack_axes(slot.op, weight)
+  quantized = isinstance(node, interception.QuantizedWeight)
+  residual = slot.method.residual
+  if residual and quantized:
+    raise ValueError(
+      f'peftlib.inject: {slot.op.label} is quantized; a {slot.method.name}'
+      ' adapter changes the base weight, so inject before quantize_base.'
     )
-    if isinstance(value, jax.ShapeDtypeStruct):
-      made: Any = jax.eval_shape(make, k)
-    else:
-      made = make(k)
-    metadata = _metadata(weight, sources, len(axes), axis, op.exact)
-    made = _placed_like(made, value, sources, len(axes), axis, op.exact)
-    setattr(module, name, nnx.LoRAParam.from_metadata(made, metadata))
-  if config.dropout > 0:
+  exact = not slot.op.route
+  stored = interception.stored(node)
+  make = _starter(
+    slot.method, slot.op, axes, axis, slot.layers, tuple(value.shape)
+  )
+  if isinstance(value, jax.ShapeDtypeStruct):
+    start = jax.eval_shape(make, key, stored)
+  else:
+    start = make(key, stored)
+  for name, spec in slot.variables.items():
+    sources = tuple(source for _, source in slot.op.variable_axes(spec))
+    metadata = _metadata(weight, sources, len(axes), axis, exact)
+    made = _placed_like(
+      start.variables[name], value, sources, len(axes), axis, exact
+    )
+    cls: Any = nnx.LoRAParam if spec.trainable else slots_lib.AdapterConstant
+    setattr(module, slot.attribute(name), cls.from_metadata(made, metadata))
+  if slot.method.dropout > 0:
     keys: Any = jax.ShapeDtypeStruct(axes, key.dtype)
     if not isinstance(value, jax.ShapeDtypeStruct):
       # Zero keys until `with_dropout` draws some: nothing depends on them.
       keys = jax.random.split(key, axes) if axes else key
     setattr(
       module,
-      names.key,
-      interception.AdapterKey.from_metadata(
+      slot.key,
+      slots_lib.AdapterKey.from_metadata(
         keys, {**_plain_metadata(weight), 'tag': 'adapter_dropout'}
       ),
     )
-    interception.mark_dropout(module)
+    slots_lib.mark_dropout(module)
+  if slot.layers is not None:
+    setattr(
+      module,
+      slot.gate,
+      slots_lib.AdapterGate.from_metadata(
+        _gates(slot, axes, value), _plain_metadata(weight)
+      ),
+    )
+  if residual:
+    new = weight.replace(start.weight)
+    weight_ops.set_weight(module, slot.op.name, new)
+  return residual
+
+
+def _gates(slot: slots_lib.Slot, axes: tuple[int, ...], value: Any) -> Any:
+  if isinstance(value, jax.ShapeDtypeStruct):
+    return jax.ShapeDtypeStruct(axes, jnp.bool_)
+  gates = jnp.zeros(axes, bool)
+  return gates.at[jnp.asarray(slot.layers)].set(True)
 
 
 def stack_axes(
-  op: interception.WeightOp, weight: nnx.Variable[Any]
+  op: weight_ops.WeightOp, weight: nnx.Variable[Any]
 ) -> tuple[tuple[int, ...], int]:
   """Extents of the axes that a scan or vmap takes off a weight, and where.
 
@@ -272,23 +364,102 @@ def stack_axes(
 
 # Cached, since weights of equal shape are many and a compilation is slow.
 @functools.lru_cache(maxsize=256)
-def _layered(
-  init: Any,
-  shape: tuple[int, ...],
-  dtype: Any,
+def _starter(
+  method: method_lib.Method,
+  op: weight_ops.WeightOp,
   axes: tuple[int, ...],
   axis: int,
+  layers: tuple[int, ...] | None,
+  shape: tuple[int, ...],
 ) -> Any:
-  """An initializer of all layers, each from a key of its own."""
+  """A function of key and stored weight that makes the variables.
 
-  def make(key: jax.Array) -> jax.Array:
+  Args:
+    method: The method.
+    op: What the weight does.
+    axes: Extents of the axes of the stack.
+    axis: Where they are.
+    layers: Which layers of the stack; None is all.
+    shape: Shape of the variable.
+  """
+  specs = method.variables(op.weight)
+  one_shape = shape[:axis] + shape[axis + len(axes) :]
+
+  def of_matrix(key: jax.Array, value: jax.Array) -> Any:
+    v = method.init(key, op.weight, value.astype(jnp.float32))
+    if not method.residual:
+      return v, None
+    left = value - (method.merge(value, v) - value)
+    return v, left.astype(value.dtype)
+
+  def of_layer(key: jax.Array, stored: Any) -> _Start:
+    over = of_matrix
+    matrix = jnp.zeros((*op.batch_shape, op.weight.rows, op.weight.columns))
+    if method.starts_from_weight:
+      matrix = op.to_matrix(op.from_variable(interception.dense(stored)))
+    keys = key
+    if op.batch:
+      for _ in op.batch:
+        over = jax.vmap(over)
+      keys = jax.random.split(key, op.batch_shape)
+    variables, left = over(keys, matrix)
+    if left is not None:
+      left = op.to_variable(op.from_matrix(left), one_shape)
+    return _Start(
+      {
+        name: value.reshape(op.variable_shape(specs[name])).astype(
+          specs[name].dtype or method.dtype
+        )
+        for name, value in variables.items()
+      },
+      left,
+    )
+
+  def make(key: jax.Array, stored: Any) -> _Start:
     if not axes:
-      return init(key, shape, dtype)
-    keys = jax.random.split(key, math.prod(axes))
-    values = jax.vmap(lambda k: init(k, shape, dtype))(keys)
-    return jnp.moveaxis(values.reshape(*axes, *shape), 0, axis)
+      return of_layer(key, stored)
+    count = math.prod(axes)
+    # The scale of a tiled weight has as many axes as the weight.
+    flat = jax.tree.map(
+      lambda x: _front(x, len(axes), axis).reshape(
+        count, *_one(x, len(axes), axis)
+      ),
+      stored,
+    )
+    keys = jax.random.split(key, count)
+    if layers is not None:
+      rest = count // axes[0]
+      chosen = jnp.asarray(
+        [i * rest + j for i in layers for j in range(rest)], jnp.int32
+      )
+      flat, keys = jax.tree.map(lambda x: x[chosen], (flat, keys))
+    start = jax.vmap(of_layer)(keys, flat)
+    lead = axes if layers is None else (len(layers), *axes[1:])
+    variables = {
+      name: _back(value.reshape(*lead, *value.shape[1:]), len(axes), axis)
+      for name, value in start.variables.items()
+    }
+    left = start.weight
+    if left is not None:
+      left = _back(left.reshape(*lead, *left.shape[1:]), len(axes), axis)
+      if layers is not None:
+        index = (slice(None),) * axis + (jnp.asarray(layers),)
+        left = stored.at[index].set(left)
+    return _Start(variables, left)
 
   return jax.jit(make)
+
+
+def _one(x: Any, count: int, axis: int) -> tuple[int, ...]:
+  return tuple(x.shape[:axis] + x.shape[axis + count :])
+
+
+def _front(x: jax.Array, count: int, axis: int) -> jax.Array:
+  return jnp.moveaxis(x, range(axis, axis + count), range(count))
+
+
+def _back(x: jax.Array, count: int, axis: int) -> jax.Array:
+  return jnp.moveaxis(x, range(count), range(axis, axis + count))
 
 
 def _plain_metadata(weight: nnx.Variable[Any]) -> dict[str, Any]:

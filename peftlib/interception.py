@@ -4,14 +4,11 @@ Qwix replaces jax's contractions while an intercepted method runs and asks a
 provider instead. The provider here finds the weight that takes part, notes it
 (`record`) or computes the op with dequantized weight and adapters
 (`wrapped`). It decides by the *identity* of arrays, followed back through
-casts, never by shape or name.
+casts, transposes and reshapes, never by shape or name.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-import dataclasses
 import functools
-import math
-import string
 import sys
 import threading
 from typing import Any, NamedTuple
@@ -29,16 +26,17 @@ from qwix._src.core import qarray as _qwix_qarray
 from qwix._src.providers import ptq as _qwix_ptq
 
 from peftlib import config as config_lib
-
-DEFAULT_ADAPTER = 'default'
+from peftlib import contractions
+from peftlib import frozen_ops
+from peftlib import slots as slots_lib
+from peftlib import usage
+from peftlib import weight_ops
 
 QuantizedWeight = _qwix_ptq.WithAux
 
-_INTERCEPTED = '_peftlib_adapters'
 # qwix makes a new class at each call; graphdefs of equal injections compare
 # equal only when their classes are one.
-_CLASSES: dict[tuple[type[nnx.Module], tuple[Any, ...]], type[nnx.Module]] = {}
-_DROPOUT = 'adapter_dropout'
+_CLASSES: dict[type[nnx.Module], type[nnx.Module]] = {}
 # Ops that leave the axes of a weight as they are.
 _SAME_AXES = frozenset(
   {
@@ -50,176 +48,50 @@ _SAME_AXES = frozenset(
     'optimization_barrier',
   }
 )
+# What qwix does not replace by itself. `x @ w` and `table[ids]` are methods of
+# the arrays' classes; that of concrete arrays has no public name.
+_MORE_OPS = (
+  'jax.numpy.matmul',
+  'jax.numpy.tensordot',
+  'jax.numpy.take',
+  'jax.core.Tracer.__matmul__',
+  'jax.core.Tracer.__rmatmul__',
+  'jaxlib._jax.ArrayImpl.__matmul__',
+  'jaxlib._jax.ArrayImpl.__rmatmul__',
+  'jax.core.Tracer.__getitem__',
+  'jaxlib._jax.ArrayImpl.__getitem__',
+)
 
 
-class AdapterKey(nnx.RngKey):
-  """PRNG key of one adapter's dropout, one per layer of a scanned stack."""
+_PARTS_OF_QUANTIZED = tuple(
+  ('array', part) for part in ('qvalue', 'scale', 'zero_point')
+)
 
 
-@dataclasses.dataclass(frozen=True)
-class Contraction:
-  """An op that contracts an activation with a weight, as einsum subscripts.
-
-  Attributes:
-    x: Subscripts of the activation, one letter a dimension.
-    weight: Subscripts of the weight.
-    out: Subscripts of the result.
-  """
-
-  x: str
-  weight: str
-  out: str
-
-  @property
-  def batch(self) -> str:
-    """Letters of the weight that are in all three."""
-    return ''.join(c for c in self.weight if c in self.x and c in self.out)
-
-  @property
-  def contracted(self) -> str:
-    """Letters of the weight that are summed over."""
-    return ''.join(c for c in self.weight if c in self.x and c not in self.out)
-
-  @property
-  def remaining(self) -> str:
-    """Letters that the weight alone has."""
-    return ''.join(c for c in self.weight if c not in self.x)
-
-  def axes(self, letters: str) -> tuple[int, ...]:
-    """Axes of the weight that carry these letters."""
-    return tuple(self.weight.index(c) for c in letters)
-
-
-@dataclasses.dataclass(frozen=True)
-class WeightOp:
-  """One weight that takes part in an op, seen in an abstract forward pass.
+class Recording(NamedTuple):
+  """What an abstract forward pass showed.
 
   Attributes:
-    path: Path of the module that holds the weight.
-    name: Attribute under which the module holds it.
-    kind: 'dot_general', 'einsum' or 'conv_general_dilated'.
-    shape: Shape with which it takes part: one layer's, inside of a scan.
-    dtype: Dtype with which it takes part.
-    contraction: The op's subscripts; None for a convolution.
-    exact: Whether the axes are those of the variable (it was not reshaped or
-      transposed on the way to the op).
+    ops: One entry a weight, in the order of first use.
+    missed: Weights that take part in a contraction in a way that no adapter
+      can follow, with the reason, by the path of their module.
+    attention: Paths of the modules that contract two activations.
   """
 
-  path: tuple[Any, ...]
-  name: str
-  kind: str
-  shape: tuple[int, ...]
-  dtype: Any
-  contraction: Contraction | None
-  exact: bool
-
-  @property
-  def module_path(self) -> str:
-    """The path as `LoraConfig.module_path` matches it."""
-    return '/'.join(map(str, self.path))
-
-  @property
-  def label(self) -> str:
-    """How error messages call the weight."""
-    return f'{self.module_path}.{self.name}' if self.path else self.name
-
-  @property
-  def contracted_axes(self) -> tuple[int, ...]:
-    """Axes of the weight that are summed over."""
-    if self.contraction is None:
-      return tuple(range(len(self.shape) - 1))
-    return self.contraction.axes(self.contraction.contracted)
-
-  @property
-  def contracted_width(self) -> int:
-    """Extent of the innermost contracted axis: the one that is tiled."""
-    return self.shape[self.contracted_axes[-1]] if self.contracted_axes else 1
-
-  def factor_shapes(self, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shapes of `a` and `b`; those that qwix gives them."""
-    if self.contraction is None:
-      return (*self.shape[:-1], rank), (rank, self.shape[-1])
-    c = self.contraction
-    batch, contracted, remaining = (
-      tuple(self.shape[i] for i in c.axes(letters))
-      for letters in (c.batch, c.contracted, c.remaining)
-    )
-    if self.kind == 'dot_general':
-      contracted, remaining = (math.prod(contracted),), (math.prod(remaining),)
-    return (*batch, *contracted, rank), (*batch, rank, *remaining)
-
-  def factor_axes(
-    self,
-  ) -> tuple[tuple[int | None, ...], tuple[int | None, ...]]:
-    """For each axis of `a` and `b` the weight's axis that it stands for."""
-    if self.contraction is None:
-      last = len(self.shape) - 1
-      return (*range(last), None), (None, last)
-    c = self.contraction
-    batch, contracted, remaining = (
-      c.axes(letters) for letters in (c.batch, c.contracted, c.remaining)
-    )
-    if self.kind == 'dot_general':
-      # The leading one of merged axes gives the sharding, as in qwix.
-      contracted = contracted[:1] or (None,)
-      remaining = remaining[:1] or (None,)
-    return (*batch, *contracted, None), (*batch, None, *remaining)
+  ops: tuple[weight_ops.WeightOp, ...]
+  missed: tuple[tuple[str, str], ...]
+  attention: tuple[str, ...]
 
 
-class Adapter(NamedTuple):
-  """A named adapter and its config; hashable."""
-
-  name: str
-  config: config_lib.LoraConfig
-
-
-class VariableNames(NamedTuple):
-  """Attributes under which a module holds one adapter of one weight."""
-
-  a: str
-  b: str
-  key: str
-
-
-def variable_names(weight: str, adapter: str) -> VariableNames:
-  """Attributes that hold an adapter of `weight`; qwix's for the default one."""
-  suffix = '' if adapter == DEFAULT_ADAPTER else f'_{adapter}'
-  return VariableNames(
-    f'{weight}_lora_a{suffix}',
-    f'{weight}_lora_b{suffix}',
-    f'{weight}_lora_key{suffix}',
-  )
-
-
-def adapters_of(model: nnx.Module) -> tuple[Adapter, ...]:
-  """The adapters that a merged model was injected with."""
-  return getattr(type(model), _INTERCEPTED, ())
-
-
-def set_dropout(model: nnx.Module, active: bool) -> None:
-  """Turns adapter dropout on or off in a merged model of the caller's own."""
-  model.set_attributes(**{_DROPOUT: active}, raise_if_not_found=False)
-
-
-def mark_dropout(module: nnx.Module) -> None:
-  """Gives a module the static flag that `set_dropout` sets; off at first."""
-  setattr(module, _DROPOUT, False)
-
-
-def wrapped(
-  model: nnx.Module, adapters: tuple[Adapter, ...], *inputs: Any
-) -> nnx.Module:
+def wrapped(model: nnx.Module) -> nnx.Module:
   """A copy of `model` whose `__call__` applies quantized weights and adapters.
 
-  The class made for it is the same object for equal arguments, so that
-  graphdefs compare equal and jitted functions are not compiled anew.
+  The class made for it is the same object for equal models, so that graphdefs
+  compare equal and jitted functions are not compiled anew.
   """
-  out = qwix.quantize_model(
-    model, _provider(adapters), *(inputs or (None,)), skip_nnx_init=True
-  )
+  out = qwix.quantize_model(model, _provider(), None, skip_nnx_init=True)
   base = _plain_class(type(model))
-  setattr(type(out), _INTERCEPTED, adapters)
-  out.__class__ = _CLASSES.setdefault((base, adapters), type(out))
+  out.__class__ = _CLASSES.setdefault(base, type(out))
   return out
 
 
@@ -231,12 +103,11 @@ def unwrapped(model: nnx.Module) -> nnx.Module:
     for name in ('qwix_path', 'disable_quant_stats_update', 'qwix_rngs'):
       if hasattr(module, name):
         delattr(module, name)
-    if hasattr(module, _DROPOUT):
-      delattr(module, _DROPOUT)
+    slots_lib.put(module, ())
   return out
 
 
-def record(model: nnx.Module, *args: Any, **kwargs: Any) -> list[WeightOp]:
+def record(model: nnx.Module, *args: Any, **kwargs: Any) -> Recording:
   """Lists the weights that take part in a forward pass, traced abstractly.
 
   Args:
@@ -244,17 +115,10 @@ def record(model: nnx.Module, *args: Any, **kwargs: Any) -> list[WeightOp]:
     *args: Inputs of its `__call__`: arrays or `jax.ShapeDtypeStruct`s, or
       trees of them; anything else is handed on as it is.
     **kwargs: The same, by name.
-
-  Returns:
-    One entry a weight, in the order of first use.
-
-  Raises:
-    ValueError: If one weight takes part in two ops of different form.
   """
-  ops: dict[tuple[Any, ...], WeightOp] = {}
-  provider = _Provider(adapters_of(model), ops)
+  notes = _Notes({}, {}, {})
   recording = qwix.quantize_model(
-    model, provider, *(args or (None,)), skip_nnx_init=True
+    model, _Provider(notes), None, skip_nnx_init=True
   )
   graphdef, state = nnx.split(recording)
   leaves, treedef = jax.tree.flatten((args, kwargs))
@@ -267,25 +131,50 @@ def record(model: nnx.Module, *args: Any, **kwargs: Any) -> list[WeightOp]:
     out = nnx.merge(graphdef, state, copy=True)(*args_, **kwargs_)
     return [x for x in jax.tree.leaves(out) if _is_array(x)]
 
-  jax.eval_shape(forward, state, traced)
-  return list(ops.values())
+  jaxpr = jax.make_jaxpr(forward)(state, traced)
+  missed = dict(notes.refused)
+  used = usage.contracted_inputs(jaxpr, len(jax.tree.leaves(state)))
+  modules = {
+    tuple(map(str, path)): path
+    for path, module in nnx.iter_modules(recording)
+    if not isinstance(module, nnx.List | nnx.Dict)
+  }
+  for (path, variable), uses in zip(_leaves_of(state), used, strict=True):
+    key = _module_and_name(modules, path)
+    if key in notes.ops or key in missed or not uses:
+      continue
+    if isinstance(variable, nnx.Param) and not isinstance(
+      variable, nnx.LoRAParam
+    ):
+      missed[key] = f'its use in {uses} could not be traced back to it'
+  return Recording(
+    tuple(op for key, op in notes.ops.items() if key not in missed),
+    tuple(
+      ('/'.join(map(str, path)), f'{_joined(path, name)}: {why}')
+      for (path, name), why in missed.items()
+    ),
+    tuple(notes.attention),
+  )
 
 
 def how_to_quantize(
-  op: WeightOp, config: config_lib.LoraConfig
+  op: weight_ops.WeightOp,
+  *,
+  qtype: str,
+  tile_size: int | None,
+  calibration_method: str,
 ) -> _qwix_qarray.HowToQuantize:
   """How qwix would quantize the weight of `op`; hashable, unlike qwix's own."""
-  contracted = op.contracted_axes
   tiled: Mapping[int, int] = {}
-  if config.tile_size is not None and contracted:
-    tiled = {contracted[-1]: config.tile_size}
+  if tile_size is not None and op.inputs:
+    tiled = {op.inputs[-1]: tile_size}
   return _qwix_qarray.HowToQuantize(
-    qtype=config_lib.WEIGHT_QTYPES[str(config.weight_qtype)],
+    qtype=config_lib.WEIGHT_QTYPES[qtype],
     channelwise_axes=tuple(
-      i for i in range(len(op.shape)) if i not in contracted
+      i for i in range(len(op.shape)) if i not in op.inputs
     ),
     tiled_axes=flax.core.FrozenDict(tiled),
-    calibration_method=config.weight_calibration_method,
+    calibration_method=calibration_method,
   )
 
 
@@ -294,47 +183,124 @@ def quantize(array: jax.Array, how: _qwix_qarray.HowToQuantize) -> qwix.QArray:
   return _qwix_qarray.quantize(array, how)
 
 
+def stored(weight: Any) -> Any:
+  """The arrays of a weight as they are kept: one, or a `qwix.QArray`."""
+  if isinstance(weight, QuantizedWeight):
+    return jax.tree.map(
+      lambda v: v.get_raw_value(),
+      weight.array,
+      is_leaf=lambda v: isinstance(v, nnx.Variable),
+    )
+  return weight.get_raw_value()
+
+
+def dense(stored: Any) -> jax.Array:
+  """What `stored` gives, in floating point."""
+  return qwix.dequantize(stored) if _is_quantized(stored) else stored
+
+
 def _is_array(x: Any) -> bool:
   return hasattr(x, 'shape') and hasattr(x, 'dtype')
 
 
+def _joined(path: tuple[Any, ...], name: str) -> str:
+  module = '/'.join(map(str, path))
+  return f'{module}.{name}' if module else name
+
+
+def _leaves_of(state: nnx.State) -> Iterator[tuple[tuple[Any, ...], Any]]:
+  """Path and variable of each array, in the order of the State's leaves."""
+  for path, variable in nnx.to_flat_state(state):
+    for _ in jax.tree.leaves(variable):
+      yield path, variable
+
+
+def _module_and_name(
+  modules: Mapping[tuple[str, ...], tuple[Any, ...]], path: tuple[Any, ...]
+) -> tuple[tuple[Any, ...], str]:
+  """The path of a variable's module and the name that it has there."""
+  parts = tuple(map(str, path))
+  if parts[-2:] in _PARTS_OF_QUANTIZED:
+    parts = parts[:-2]
+  end = next(n for n in range(len(parts) - 1, -1, -1) if parts[:n] in modules)
+  return modules[parts[:end]], '/'.join(parts[end:])
+
+
 @functools.cache
-def _provider(adapters: tuple[Adapter, ...]) -> '_Provider':
-  return _Provider(adapters)
+def _provider() -> '_Provider':
+  return _Provider()
 
 
 def _plain_class(cls: type[nnx.Module]) -> type[nnx.Module]:
   return getattr(cls, '_unquantized_type', cls)
 
 
-def _current_module() -> nnx.Module:
+def _modules_at_work() -> Iterator[nnx.Module]:
+  """Modules that the running functions know, the innermost function first.
+
+  The `self` of each function comes before its other variables, among which a
+  layer is that the body of a `lax.scan` has merged.
+  """
   frame = sys._getframe(1)
   while frame is not None:
-    module = frame.f_locals.get('self')
-    if isinstance(module, nnx.Module):
-      return module
+    variables = frame.f_locals
+    own = variables.get('self')
+    if isinstance(own, nnx.Module):
+      yield own
+    for value in list(variables.values()):
+      if isinstance(value, nnx.Module) and value is not own:
+        yield value
+    if hasattr(own, '_unquantized_type'):
+      return
     frame = frame.f_back
-  raise RuntimeError('peftlib: an intercepted op runs outside of a module.')
+
+
+def _with_descendants(module: nnx.Module) -> Iterator[nnx.Module]:
+  yield module
+  for path, below in nnx.iter_modules(module):
+    if path and not isinstance(below, nnx.List | nnx.Dict):
+      yield below
 
 
 class _Found(NamedTuple):
   module: nnx.Module
   name: str
-  exact: bool
+  route: tuple[weight_ops.Step, ...]
+  # Whether some step can't be undone, and which.
+  lost: str | None
+  shape: tuple[int, ...]
+
+
+class _Notes(NamedTuple):
+  """What a recording provider collects, by module path and weight name."""
+
+  ops: dict[tuple[tuple[Any, ...], str], weight_ops.WeightOp]
+  refused: dict[tuple[tuple[Any, ...], str], str]
+  attention: dict[str, None]
 
 
 class _Provider(qwix.PtqProvider):
   """Answers for jax's contractions while an injected model runs."""
 
-  def __init__(
-    self,
-    adapters: tuple[Adapter, ...],
-    ops: dict[tuple[Any, ...], WeightOp] | None = None,
-  ) -> None:
+  def __init__(self, notes: _Notes | None = None) -> None:
     super().__init__(rules=[])
-    self._adapters = adapters
-    self._ops = ops
+    self._notes = notes
     self._local = threading.local()
+
+  def get_intercept_map(self) -> dict[str, Callable[..., Any]]:
+    flipped = lambda a, b: self._matmul(b, a)
+    more = (
+      self._matmul,
+      self._tensordot,
+      self._take,
+      self._matmul,
+      flipped,
+      self._matmul,
+      flipped,
+      self._getitem,
+      self._getitem,
+    )
+    return super().get_intercept_map() | dict(zip(_MORE_OPS, more, strict=True))
 
   # Casts on concrete values or under vmap and grad leave no trace that leads
   # back to the weight, so nnx's own cast is noted here.
@@ -379,8 +345,72 @@ class _Provider(qwix.PtqProvider):
       op,
       lhs,
       rhs,
-      lambda: _dot_general_subscripts(lhs, rhs, dimension_numbers),
+      lambda: contractions.of_dot_general(
+        lhs.ndim, rhs.ndim, dimension_numbers
+      ),
       precision,
+    )
+
+  def _matmul(self, a: Any, b: Any, **kwargs: Any) -> jax.Array:
+    if isinstance(a, nnx.Variable):
+      a = a.get_value()
+    if isinstance(b, nnx.Variable):
+      b = b.get_value()
+    if not (_is_array(a) and _is_array(b)):
+      # Of another library's type: let Python ask its `__rmatmul__`.
+      return NotImplemented if not kwargs else jnp.matmul(a, b, **kwargs)
+    return self._contract(
+      'dot_general',
+      lambda a, b: jnp.matmul(a, b, **kwargs),
+      a,
+      b,
+      lambda: contractions.of_matmul(a.shape, b.shape),
+      kwargs.get('precision'),
+    )
+
+  def _tensordot(self, a: Any, b: Any, axes: Any = 2, **kwargs: Any) -> Any:
+    return self._contract(
+      'dot_general',
+      lambda a, b: jnp.tensordot(a, b, axes, **kwargs),
+      a,
+      b,
+      lambda: contractions.of_tensordot(a.ndim, b.ndim, axes),
+      kwargs.get('precision'),
+    )
+
+  def _take(
+    self, a: Any, indices: Any, axis: int | None = None, *args: Any, **kw: Any
+  ) -> jax.Array:
+    look_up = lambda table, ids: jnp.take(table, ids, axis, *args, **kw)
+    return self._look_up(look_up, a, indices, axis == 0)
+
+  def _getitem(self, a: Any, index: Any) -> jax.Array:
+    rows = _is_array(index) and jnp.issubdtype(index.dtype, jnp.integer)
+    return self._look_up(lambda table, ids: table[ids], a, index, rows)
+
+  def _look_up(
+    self, look_up: Callable[[Any, Any], jax.Array], a: Any, ids: Any, rows: bool
+  ) -> jax.Array:
+    found = self._find(a) if rows and getattr(a, 'ndim', 0) == 2 else None
+    if found is None:
+      a = a.get_value() if isinstance(a, nnx.Variable) else a
+      return look_up(_dense(a, jnp.zeros((), jnp.float32)), ids)
+    ids = jnp.asarray(ids)
+    if self._notes is not None:
+      self._note(found, 'embedding', a, ((), (0,), (1,)))
+    like = a if not _is_quantized(a) else jnp.zeros((), _qarray(a).scale.dtype)
+    out = look_up(_dense(a, like), ids)
+    slots = self._slots(found)
+    if not slots:
+      return out
+    return frozen_ops.looked_up(
+      slots,
+      [slots_lib.values_of(found.module, slot) for slot in slots],
+      look_up,
+      ids,
+      out,
+      lambda stored: _dense(stored, like),
+      a,
     )
 
   def einsum(self, einsum_str: Any, *operands: Any, **kwargs: Any) -> jax.Array:
@@ -404,7 +434,7 @@ class _Provider(qwix.PtqProvider):
       op,
       lhs,
       rhs,
-      lambda: _einsum_subscripts(einsum_str, lhs.ndim, rhs.ndim),
+      lambda: contractions.of_einsum(einsum_str, lhs.ndim, rhs.ndim),
       kwargs.get('precision'),
     )
 
@@ -419,15 +449,29 @@ class _Provider(qwix.PtqProvider):
     if found is None:
       self._refuse_lost(rhs)
       return conv(lhs, _dense(rhs, lhs))
-    if self._ops is not None:
-      self._note(found, 'conv_general_dilated', rhs, None)
+    numbers, groups = _conv_form(lhs, rhs, args, kwargs)
+    kernel_out, kernel_in, *spatial = numbers.rhs_spec
+    if self._notes is not None:
+      axes = ((), (*sorted(spatial), kernel_in), (kernel_out,))
+      self._note(found, 'conv', rhs, axes)
     out = _frozen(conv)(lhs, rhs)
-    for config, a, b, x in self._factors(found, lhs):
-      # The kernel of rank channels first, then a 1x1 map to the output's, as
-      # qwix does it; the channels are last in flax's convolutions.
-      low = conv(x, a.astype(x.dtype))
-      out = out + (low @ b.astype(x.dtype)).astype(out.dtype) * config.scale
-    return out
+    slots = self._slots(found)
+    if not slots:
+      return out
+    last = rhs.ndim - 1
+    return frozen_ops.convolved(
+      slots,
+      [slots_lib.values_of(found.module, slot) for slot in slots],
+      conv,
+      groups == 1
+      and kernel_out == last
+      and kernel_in == last - 1
+      and numbers.out_spec[1] == last,
+      lhs,
+      out,
+      lambda stored: _dense(stored, lhs),
+      rhs,
+    )
 
   def _contract(
     self,
@@ -445,65 +489,98 @@ class _Provider(qwix.PtqProvider):
     if found is None:
       self._refuse_lost(lhs)
       self._refuse_lost(rhs)
+      if self._notes is not None:
+        module = next(_modules_at_work(), None)
+        if module is not None:
+          self._notes.attention['/'.join(map(str, _path(module)))] = None
       return op(_dense(lhs, rhs), _dense(rhs, lhs))
     left, right, out_letters = subscripts()
     if swapped:
       left, right = right, left
-    contraction = Contraction(left, right, out_letters)
-    if self._ops is not None:
+    contraction = contractions.Contraction(left, right, out_letters)
+    turn = _turn(found)
+    if turn is not None:
+      contraction = contraction.permuted(turn)
+    if self._notes is not None:
       self._note(found, kind, weight, contraction)
 
     def base(x: jax.Array, weight: jax.Array) -> jax.Array:
       return op(weight, x) if swapped else op(x, weight)
 
     out = _frozen(base)(x, weight)
-    for config, a, b, dropped in self._factors(found, x):
-      delta = _low_rank(
-        dropped, a, b, contraction, tuple(weight.shape), precision
-      )
-      out = out + (delta * config.scale).astype(out.dtype)
-    return out
+    slots = self._slots(found)
+    if not slots:
+      return out
 
-  def _factors(
-    self, found: _Found, x: jax.Array
-  ) -> Iterator[tuple[config_lib.LoraConfig, jax.Array, jax.Array, jax.Array]]:
-    for adapter in self._adapters:
-      names = variable_names(found.name, adapter.name)
-      a = getattr(found.module, names.a, None)
-      if a is None:
-        continue
-      b = getattr(found.module, names.b)
-      key = getattr(found.module, names.key, None)
-      if key is not None and getattr(found.module, _DROPOUT, False):
-        x_ = _dropout(x, adapter.config.dropout, key.get_value())
-      else:
-        x_ = x
-      yield adapter.config, a.get_value(), b.get_value(), x_
+    def dense(stored: Any) -> jax.Array:
+      value = _dense(stored, x)
+      return value if turn is None else value.transpose(_inverse(turn))
+
+    return frozen_ops.contracted(
+      slots,
+      [slots_lib.values_of(found.module, slot) for slot in slots],
+      contraction,
+      x,
+      out,
+      dense,
+      _qarray(weight) if _is_quantized(weight) else weight,
+      precision,
+      _is_quantized(weight),
+    )
+
+  def _slots(self, found: _Found) -> tuple[slots_lib.Slot, ...]:
+    return tuple(
+      slot
+      for slot in slots_lib.of_module(found.module)
+      if slot.op.name == found.name
+    )
 
   def _note(
     self,
     found: _Found,
     kind: str,
     weight: Any,
-    contraction: Contraction | None,
+    form: contractions.Contraction | tuple[tuple[int, ...], ...],
   ) -> None:
-    assert self._ops is not None
-    path = _path(found.module)
-    op = WeightOp(
-      path,
-      found.name,
-      kind,
-      tuple(weight.shape),
-      jnp.dtype(weight.dtype),
-      contraction,
-      found.exact,
+    assert self._notes is not None
+    key = (_path(found.module), found.name)
+    turn = _turn(found)
+    shape = found.shape if turn is not None else tuple(weight.shape)
+    if isinstance(form, contractions.Contraction):
+      batch, inputs, outputs = (
+        form.axes(letters)
+        for letters in (form.batch, form.contracted, form.remaining)
+      )
+      extents = dict(zip(form.weight, shape, strict=True))
+      if len(extents) < len(shape) or any(extents[c] > 1 for c in form.dropped):
+        self._notes.refused[key] = (
+          f'{kind} {form.x},{form.weight}->{form.out} takes a diagonal of it or'
+          ' sums over an axis that it alone has'
+        )
+    else:
+      batch, inputs, outputs = form
+    if found.lost is not None:
+      self._notes.refused[key] = f'it goes through {found.lost} before its use'
+    op = weight_ops.WeightOp(
+      path=key[0],
+      name=found.name,
+      kind=kind,
+      shape=shape,
+      batch=batch,
+      inputs=inputs,
+      outputs=outputs,
+      dtype=jnp.dtype(weight.dtype),
+      route=() if turn is not None else found.route,
+      exact=not found.route,
     )
-    before = self._ops.setdefault((path, found.name), op)
-    if before.factor_axes() != op.factor_axes() or before.shape != op.shape:
-      raise ValueError(
-        f'peftlib: {op.label} takes part in two ops of different form,'
-        f' {before.kind} {before.contraction} and {op.kind}'
-        f' {op.contraction}; one adapter cannot serve both.'
+    before = self._notes.ops.setdefault(key, op)
+    same = (op.shape, op.batch) == (before.shape, before.batch)
+    axes = {(before.inputs, before.outputs), (before.outputs, before.inputs)}
+    linear = 'conv' not in (op.kind, before.kind) or op.kind == before.kind
+    if not (same and linear and (op.inputs, op.outputs) in axes):
+      self._notes.refused[key] = (
+        f'it takes part in two ops of different form, {before.form} and'
+        f' {op.form}'
       )
 
   def _aliases(self) -> dict[int, tuple[Any, Any]]:
@@ -512,13 +589,26 @@ class _Provider(qwix.PtqProvider):
     return self._local.aliases
 
   def _find(self, x: Any) -> _Found | None:
-    """The variable of the current module from which `x` comes."""
-    module = _current_module()
-    candidates = {id(raw): name for name, raw in _raw_weights(module)}
-    x, exact = _raw(x), True
+    """The variable of a module at work from which `x` comes."""
+    chain = list(self._ancestry(_raw(x)))
+    near = list(_modules_at_work())
+    for modules in (near, (m for n in near for m in _with_descendants(n))):
+      for module in modules:
+        candidates = {id(raw): name for name, raw in _raw_weights(module)}
+        for origin, route, lost in chain:
+          if id(origin) in candidates:
+            shape = tuple(origin.shape)
+            return _Found(module, candidates[id(origin)], route, lost, shape)
+    return None
+
+  def _ancestry(
+    self, x: Any
+  ) -> Iterator[tuple[Any, tuple[weight_ops.Step, ...], str | None]]:
+    """`x` and what it was made from, with what was done in between."""
+    route: tuple[weight_ops.Step, ...] = ()
+    lost = None
     while True:
-      if id(x) in candidates:
-        return _Found(module, candidates[id(x)], exact)
+      yield x, route, lost
       if id(x) in self._aliases():
         x = _raw(self._aliases()[id(x)][1])
         continue
@@ -526,38 +616,101 @@ class _Provider(qwix.PtqProvider):
       equation: Any = getattr(x, 'parent', None)
       inputs: Any = getattr(equation, 'in_tracers', ())
       if len(inputs) != 1:
-        return None
-      exact = exact and equation.primitive.name in _SAME_AXES
+        return
+      primitive = equation.primitive.name
+      before, after = tuple(inputs[0].shape), tuple(x.shape)
+      if primitive == 'transpose':
+        how = tuple(equation.params['permutation'])
+        route = (('transpose', how), *route)
+      elif primitive not in _SAME_AXES or before != after:
+        if _keeps_order(primitive, equation.params, before, after):
+          route = (('reshape', after), *route)
+        else:
+          lost = primitive
       x = inputs[0]
 
   def _is_ours(self, found: _Found) -> bool:
     """Whether the weight is quantized, has an adapter, or is being listed."""
     return (
-      self._ops is not None
-      or isinstance(getattr(found.module, found.name), QuantizedWeight)
-      or any(
-        hasattr(found.module, variable_names(found.name, a.name).a)
-        for a in self._adapters
+      self._notes is not None
+      or isinstance(
+        weight_ops.get_weight(found.module, found.name), QuantizedWeight
       )
+      or bool(self._slots(found))
     )
 
   def _refuse_lost(self, x: Any) -> None:
     """Raises where an adapter would be left out because `x` lost its origin."""
-    if isinstance(x, qwix.QArray) or hasattr(x, 'parent'):
+    if _is_quantized(x) or hasattr(x, 'parent') or self._notes is not None:
       return
-    module = _current_module()
-    for name, raw in _raw_weights(module):
-      found = _Found(module, name, True)
-      if (
-        self._ops is None
-        and getattr(raw, 'shape', None) == getattr(x, 'shape', ())
-        and self._is_ours(found)
-      ):
-        raise ValueError(
-          f'peftlib: {_label(found)} reaches an op as a value that no longer'
-          ' leads back to it (cast or reshaped outside of jit). Call the'
-          ' model under jax.jit.'
-        )
+    for module in _modules_at_work():
+      for name, raw in _raw_weights(module):
+        found = _Found(module, name, (), None, ())
+        if getattr(raw, 'shape', None) == getattr(
+          x, 'shape', ()
+        ) and self._is_ours(found):
+          raise ValueError(
+            f'peftlib: {_label(found)} reaches an op as a value that no longer'
+            ' leads back to it (cast or reshaped outside of jit). Call the'
+            ' model under jax.jit.'
+          )
+
+
+def _keeps_order(
+  primitive: str,
+  params: Mapping[str, Any],
+  before: tuple[int, ...],
+  after: tuple[int, ...],
+) -> bool:
+  """Whether an op is a reshape, under whatever name."""
+  if primitive in ('reshape', 'squeeze', 'expand_dims'):
+    return True
+  if primitive == 'broadcast_in_dim':
+    dims = params['broadcast_dimensions']
+    others = [n for i, n in enumerate(after) if i not in dims]
+    return all(n == 1 for n in others) and before == tuple(
+      after[i] for i in dims
+    )
+  return False
+
+
+def _turn(found: _Found) -> tuple[int, ...] | None:
+  """Which axis of the variable each axis of the op's weight is.
+
+  None where a reshape has come between them.
+  """
+  axes = tuple(range(len(found.shape)))
+  for kind, how in found.route:
+    if kind != 'transpose':
+      return None
+    axes = tuple(axes[i] for i in how)
+  return axes
+
+
+def _inverse(permutation: tuple[int, ...]) -> tuple[int, ...]:
+  return tuple(permutation.index(i) for i in range(len(permutation)))
+
+
+def _conv_form(
+  lhs: Any, rhs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[jax.lax.ConvDimensionNumbers, int]:
+  names = (
+    'window_strides',
+    'padding',
+    'lhs_dilation',
+    'rhs_dilation',
+    'dimension_numbers',
+    'feature_group_count',
+    'batch_group_count',
+  )
+  given = dict(zip(names, args)) | kwargs
+  numbers = jax.lax.conv_dimension_numbers(
+    lhs.shape, rhs.shape, given.get('dimension_numbers')
+  )
+  groups = given.get('feature_group_count', 1) * given.get(
+    'batch_group_count', 1
+  )
+  return numbers, groups
 
 
 def _path(module: nnx.Module) -> tuple[Any, ...]:
@@ -566,12 +719,15 @@ def _path(module: nnx.Module) -> tuple[Any, ...]:
 
 
 def _label(found: _Found) -> str:
-  path = '/'.join(map(str, _path(found.module)))
-  return f'{path}.{found.name}' if path else found.name
+  return _joined(_path(found.module), found.name)
 
 
 def _is_sequence(x: Any) -> bool:
   return isinstance(x, tuple | list)
+
+
+def _is_quantized(x: Any) -> bool:
+  return isinstance(x, qwix.QArray | QuantizedWeight)
 
 
 def _raw(x: Any) -> Any:
@@ -586,7 +742,7 @@ def _raw(x: Any) -> Any:
 
 
 def _raw_weights(module: nnx.Module) -> Iterator[tuple[str, Any]]:
-  for name, node in vars(module).items():
+  for name, node in weight_ops.weights_of(module):
     if isinstance(node, QuantizedWeight) or (
       isinstance(node, nnx.Param) and not isinstance(node, nnx.LoRAParam)
     ):
@@ -595,7 +751,7 @@ def _raw_weights(module: nnx.Module) -> Iterator[tuple[str, Any]]:
 
 def _dense(weight: Any, like: Any) -> Any:
   """The weight in floating point; a quantized one in the dtype of `like`."""
-  if isinstance(weight, qwix.QArray | QuantizedWeight):
+  if _is_quantized(weight):
     return qwix.dequantize(_qarray(weight)).astype(jnp.result_type(like))
   return weight
 
@@ -610,7 +766,7 @@ def _frozen(
   """`op` over a weight that may be quantized."""
 
   def call(x: jax.Array, weight: Any) -> jax.Array:
-    if not isinstance(weight, qwix.QArray | QuantizedWeight):
+    if not _is_quantized(weight):
       return op(x, weight)
     weight = _qarray(weight)
     # Dequantized again in the backward pass: kept, the dense weights of all
@@ -618,104 +774,3 @@ def _frozen(
     return jax.checkpoint(lambda x, w: op(x, _dense(w, x)))(x, weight)
 
   return call
-
-
-def _dropout(x: jax.Array, rate: float, key: jax.Array) -> jax.Array:
-  keep = jax.random.bernoulli(key, 1.0 - rate, x.shape)
-  return jnp.where(keep, x / (1.0 - rate), jnp.zeros_like(x))
-
-
-def _low_rank(
-  x: jax.Array,
-  a: jax.Array,
-  b: jax.Array,
-  c: Contraction,
-  shape: tuple[int, ...],
-  precision: Any,
-) -> jax.Array:
-  """`x @ a @ b` in the form of the weight's op."""
-  sizes = dict(zip(c.weight, shape, strict=True))
-  rank = b.shape[len(c.batch)]
-  a, b = a.astype(x.dtype), b.astype(x.dtype)
-  if (
-    not c.batch
-    and c.x.endswith(c.contracted)
-    and c.out == c.x[: len(c.x) - len(c.contracted)] + c.remaining
-    and _leading_axes_unsharded(x, len(c.x) - len(c.contracted))
-  ):
-    # Two plain matrix products: the gradients of `a` and `b` would otherwise
-    # contract several axes at once, which XLA runs 2 to 4 times slower on CPU.
-    rows = x.reshape(-1, math.prod(sizes[i] for i in c.contracted))
-    low = jnp.dot(rows, a.reshape(-1, rank), precision=precision)
-    out = jnp.dot(low, b.reshape(rank, -1), precision=precision)
-    return out.reshape(
-      *x.shape[: x.ndim - len(c.contracted)], *(sizes[i] for i in c.remaining)
-    )
-  r = next(i for i in string.ascii_letters if i not in c.x + c.weight)
-  a = a.reshape(*(sizes[i] for i in c.batch + c.contracted), rank)
-  b = b.reshape(
-    *(sizes[i] for i in c.batch), rank, *(sizes[i] for i in c.remaining)
-  )
-  low_letters = ''.join(i for i in c.x if i not in c.contracted) + r
-  low = jnp.einsum(
-    f'{c.x},{c.batch}{c.contracted}{r}->{low_letters}',
-    x,
-    a,
-    precision=precision,
-  )
-  return jnp.einsum(
-    f'{low_letters},{c.batch}{r}{c.remaining}->{c.out}',
-    low,
-    b,
-    precision=precision,
-  )
-
-
-def _leading_axes_unsharded(x: jax.Array, count: int) -> bool:
-  """Whether axes 1 to count can be merged into axis 0 on an explicit mesh."""
-  sharding = getattr(jax.typeof(x), 'sharding', None)
-  spec = tuple(getattr(sharding, 'spec', ()) or ())
-  return all(axis is None for axis in spec[1:count])
-
-
-def _dot_general_subscripts(
-  lhs: Any, rhs: Any, dimension_numbers: Any
-) -> tuple[str, str, str]:
-  (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = dimension_numbers
-  letters = iter(string.ascii_letters)
-  left: list[str] = [''] * lhs.ndim
-  right: list[str] = [''] * rhs.ndim
-  out: list[str] = []
-  for i, j in zip(lhs_batch, rhs_batch, strict=True):
-    left[i] = right[j] = next(letters)
-    out.append(left[i])
-  for i, j in zip(lhs_contracted, rhs_contracted, strict=True):
-    left[i] = right[j] = next(letters)
-  for side in (left, right):
-    for i, letter in enumerate(side):
-      if not letter:
-        side[i] = next(letters)
-        out.append(side[i])
-  return ''.join(left), ''.join(right), ''.join(out)
-
-
-def _einsum_subscripts(
-  einsum_str: str, lhs_ndim: int, rhs_ndim: int
-) -> tuple[str, str, str]:
-  inputs, arrow, out = einsum_str.replace(' ', '').partition('->')
-  left, right = inputs.split(',')
-  used = set(inputs + out)
-  unused = [c for c in string.ascii_letters if c not in used]
-  widths = [
-    ndim - len(side) + 3 if '...' in side else 0
-    for side, ndim in ((left, lhs_ndim), (right, rhs_ndim))
-  ]
-  ellipsis = ''.join(unused[: max(widths)])
-  if not arrow:
-    counts = (left + right).replace('.', '')
-    out = ('...' if max(widths) else '') + ''.join(
-      sorted(c for c in set(counts) if counts.count(c) == 1)
-    )
-  left = left.replace('...', ellipsis[len(ellipsis) - widths[0] :])
-  right = right.replace('...', ellipsis[len(ellipsis) - widths[1] :])
-  return left, right, out.replace('...', ellipsis)

@@ -13,12 +13,15 @@ from peftlib import _checks
 from peftlib import config as config_lib
 from peftlib import injection
 from peftlib import interception
+from peftlib import slots as slots_lib
+from peftlib import targets
+from peftlib import weight_ops
 
 
 def quantize_base(
   graphdef: nnx.GraphDef[Any],
   state: nnx.State,
-  config: config_lib.LoraConfig,
+  config: config_lib.Config,
   *inputs: Any,
   **named_inputs: Any,
 ) -> tuple[nnx.GraphDef[Any], nnx.State]:
@@ -28,8 +31,9 @@ def quantize_base(
   value, scale (and zero point); the model dequantizes it in the op, in the
   forward and again in the backward pass. Scales run along the contracted axis
   in tiles of `config.tile_size`. A stack is quantized one layer after the
-  other. Everything else, adapters included, is left as it is. May be called
-  before or after `inject`, under `jax.jit` and on abstract arrays.
+  other. Everything else is left as it is: adapters, embedding tables (and a
+  head tied to one). May be called before or after `inject`, under `jax.jit` and
+  on abstract arrays.
 
   Example:
     >>> import peftlib
@@ -44,7 +48,7 @@ def quantize_base(
   Args:
     graphdef: Graph definition of the model.
     state: Its whole state.
-    config: `module_path`, `weight_qtype`, `tile_size` and
+    config: Of each weight's first rule, `weight_qtype`, `tile_size` and
       `weight_calibration_method` are used.
     *inputs: Inputs of the model's `__call__`; only shapes and dtypes matter.
     **named_inputs: Further inputs by name.
@@ -62,22 +66,25 @@ def quantize_base(
     Dettmers et al., QLoRA, 2023 (nf4); the numerics are qwix's.
   """
   _checks.check_split('peftlib.quantize_base', graphdef, state)
-  if config.weight_qtype is None:
+  if not any(rule.weight_qtype for rule in config.rules):
     raise ValueError(
-      'peftlib.quantize_base: LoraConfig.weight_qtype is None; it must be'
-      f' one of {sorted(config_lib.WEIGHT_QTYPES)}.'
+      f'peftlib.quantize_base: {type(config).__name__}.weight_qtype is None; it'
+      f' must be one of {sorted(config_lib.WEIGHT_QTYPES)}.'
     )
   model = nnx.merge(graphdef, state, copy=True)
-  ops = injection.matching(
-    interception.record(model, *inputs, **named_inputs), config.module_path
-  )
+  recording = interception.record(model, *inputs, **named_inputs)
   modules = dict(nnx.iter_modules(model))
-  _check(ops, modules, config)
-  for op in ops:
+  chosen = _choose(recording, modules, config)
+  for op, rule in chosen:
     module = modules[op.path]
-    weight = getattr(module, op.name)
+    weight = weight_ops.get_weight(module, op.name)
     axes, axis = injection.stack_axes(op, weight)
-    how = interception.how_to_quantize(op, config)
+    how = interception.how_to_quantize(
+      op,
+      qtype=str(rule.weight_qtype),
+      tile_size=rule.tile_size,
+      calibration_method=rule.weight_calibration_method,
+    )
     quantize = _over_layers(
       functools.partial(interception.quantize, how=how), len(axes), axis
     )
@@ -87,13 +94,12 @@ def quantize_base(
     else:
       array = jax.jit(quantize)(value)
     wrap = functools.partial(_like, weight)
-    setattr(
+    weight_ops.set_weight(
       module,
       op.name,
       interception.QuantizedWeight(jax.tree.map(wrap, array), how),
     )
-  out = interception.wrapped(model, interception.adapters_of(model), *inputs)
-  return injection.split_onto(out, state)
+  return injection.split_onto(interception.wrapped(model), state)
 
 
 def dequantize_base(
@@ -116,26 +122,22 @@ def dequantize_base(
   _checks.check_split('peftlib.dequantize_base', graphdef, state)
   model = nnx.merge(graphdef, state, copy=True)
   for _, module in nnx.iter_modules(model):
-    for name, weight in list(vars(module).items()):
+    for name, weight in list(weight_ops.weights_of(module)):
       if not isinstance(weight, interception.QuantizedWeight):
         continue
       variable = weight.array.qvalue
-      array = jax.tree.map(
-        lambda v: v.get_raw_value(),
-        weight.array,
-        is_leaf=lambda v: isinstance(v, nnx.Variable),
-      )
+      array = interception.stored(weight)
       dequantize = functools.partial(_dequantized, dtype=dtype)
       if isinstance(array.qvalue, jax.ShapeDtypeStruct):
         value = jax.eval_shape(dequantize, array)
       else:
         value = jax.jit(dequantize)(array)
-      setattr(
+      weight_ops.set_weight(
         module,
         name,
         type(variable).from_metadata(value, variable.get_metadata()),
       )
-  if not interception.adapters_of(model):
+  if not slots_lib.of_model(model):
     model = interception.unwrapped(model)
   return injection.split_onto(model, state)
 
@@ -145,13 +147,22 @@ def _dequantized(array: qwix.QArray, dtype: Any) -> jax.Array:
   return value if dtype is None else value.astype(dtype)
 
 
-def _check(
-  ops: list[interception.WeightOp],
+def _choose(
+  recording: interception.Recording,
   modules: dict[Any, nnx.Module],
-  config: config_lib.LoraConfig,
-) -> None:
-  for op in ops:
-    weight = getattr(modules[op.path], op.name)
+  config: config_lib.Config,
+) -> list[tuple[weight_ops.WeightOp, config_lib.Rule]]:
+  """The weights to quantize, each with the first rule that means it."""
+  chosen: dict[str, tuple[weight_ops.WeightOp, config_lib.Rule]] = {}
+  for rule in config.rules:
+    for op in targets.matching(recording, rule.module_path, rule.exclude):
+      # A table is read by rows, and often the head too.
+      if op.kind != 'embedding':
+        chosen.setdefault(op.label, (op, rule))
+  pairs = [pair for pair in chosen.values() if pair[1].weight_qtype]
+  misfits: dict[int, list[str]] = {}
+  for op, rule in pairs:
+    weight = weight_ops.get_weight(modules[op.path], op.name)
     if isinstance(weight, interception.QuantizedWeight):
       raise ValueError(
         f'peftlib.quantize_base: {op.label} is quantized already, to'
@@ -163,18 +174,16 @@ def _check(
         ' way to the op, which a quantized weight does not allow; exclude it'
         ' by module_path.'
       )
-  if config.tile_size is None:
-    return
-  misfits = []
-  for op in ops:
-    width = op.contracted_width
-    if width % config.tile_size:
-      misfits.append(f'{op.label} ({width})')
-  if misfits:
+    if rule.tile_size and op.contracted_width % rule.tile_size:
+      misfits.setdefault(rule.tile_size, []).append(
+        f'{op.label} ({op.contracted_width})'
+      )
+  for tile_size, labels in misfits.items():
     raise ValueError(
-      f'peftlib.quantize_base: tile_size={config.tile_size} does not divide'
-      f' the contracted width of {", ".join(misfits)}.'
+      f'peftlib.quantize_base: tile_size={tile_size} does not divide'
+      f' the contracted width of {", ".join(labels)}.'
     )
+  return pairs
 
 
 def _over_layers(

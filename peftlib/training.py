@@ -1,6 +1,7 @@
 """One jitted step in which only the trainable variables move."""
 
 from collections.abc import Callable, Mapping
+import dataclasses
 from typing import Any, NamedTuple, Protocol
 
 from flax import nnx
@@ -11,6 +12,7 @@ import optax
 from peftlib import _checks
 from peftlib import config as config_lib
 from peftlib import injection
+from peftlib import targets
 
 Batch = Any
 Metrics = dict[str, jax.Array]
@@ -49,21 +51,39 @@ class TrainState(NamedTuple):
   mutable: nnx.State
 
 
-def trainable_filter(
-  config: config_lib.LoraConfig | None,
-) -> nnx.filterlib.Filter:
+def trainable_filter(config: config_lib.Config | None) -> Any:
   """The filter that picks what is trained, for `transforms.partition`.
 
   This is the one place that decides it: optimizer, step, shardings and
   checkpoints all go by it.
 
   Args:
-    config: The adapter's config, or None where LoRA is off.
+    config: The adapter's config, or None where there is none.
 
   Returns:
-    `nnx.LoRAParam` with a config; `nnx.Param`, the whole model, without.
+    With a config `nnx.LoRAParam` and what `config.train` names; `nnx.Param`,
+    the whole model, without.
   """
-  return nnx.Param if config is None else nnx.LoRAParam
+  if config is None:
+    return nnx.Param
+  if not config.train:
+    return nnx.LoRAParam
+  named = nnx.All(nnx.Param, _Named(config.train))
+  return nnx.Any(nnx.LoRAParam, named)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Named:
+  """Picks variables by the ends of their paths, or of their modules' paths."""
+
+  names: tuple[str, ...]
+
+  def __call__(self, path: tuple[Any, ...], variable: Any) -> bool:
+    parts = list(map(str, path))
+    return any(
+      targets.path_matches('/'.join(parts[:n]), self.names)
+      for n in range(1, len(parts) + 1)
+    )
 
 
 def init_train_state(

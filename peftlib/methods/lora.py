@@ -35,6 +35,7 @@ class Lora(method.Method):
 
   name: ClassVar[str] = 'lora'
   reads_weight: ClassVar[bool] = False
+  starts_from_weight: ClassVar[bool] = False
 
   rank: int = 16
   alpha: float = 32.0

@@ -127,6 +127,8 @@ class Method(abc.ABC):
     reads_weight: Whether `apply` reads `op.weight`. Over a quantized base it
       is then computed anew in the backward pass, so that no dense weight is
       kept for it.
+    starts_from_weight: Whether `init` reads the weight's value; it gets zeros
+      otherwise.
     residual: Whether the start is what the variables leave over: the frozen
       weight W becomes W - (merge(W) - W), so that the output is unchanged at
       the start although the update isn't zero (PiSSA, OLoRA).
@@ -138,6 +140,7 @@ class Method(abc.ABC):
   name: ClassVar[str]
   linear_apply: ClassVar[bool] = False
   reads_weight: ClassVar[bool] = True
+  starts_from_weight: ClassVar[bool] = True
 
   dropout: float = 0.0
   dtype: str = 'float32'
@@ -149,7 +152,9 @@ class Method(abc.ABC):
       is_number(self.dropout) and 0 <= self.dropout < 1,
       'a number in [0, 1)',
     )
-    check_field(self, 'dtype', _is_float(self.dtype), 'a floating-point dtype')
+    check_field(
+      self, 'dtype', is_float_dtype(self.dtype), 'a floating-point dtype'
+    )
 
   @property
   def residual(self) -> bool:
@@ -259,9 +264,9 @@ def is_number(x: Any) -> bool:
   )
 
 
-def _is_float(x: Any) -> bool:
+def is_float_dtype(x: Any) -> bool:
+  """Whether `x` names a floating-point dtype."""
   try:
     return jnp.issubdtype(jnp.dtype(x), jnp.floating)
   except TypeError:
     return False
-

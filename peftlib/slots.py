@@ -1,0 +1,157 @@
+"""Where a module keeps its adapters: a static list, and variables beside it."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+from flax import nnx
+import jax
+
+from peftlib import weight_ops
+from peftlib.methods import method as method_lib
+
+DEFAULT_ADAPTER = 'default'
+
+_SLOTS = 'peft_slots'
+_DROPOUT = 'adapter_dropout'
+
+
+class AdapterConstant(nnx.Variable[Any]):
+  """A variable of an adapter that isn't trained, e.g. VeRA's projections."""
+
+
+class AdapterKey(nnx.RngKey):
+  """PRNG key of one adapter's dropout, one per layer of a scanned stack."""
+
+
+class AdapterGate(nnx.Variable[Any]):
+  """Whether an adapter is on: bool, one per layer, or per layer and row."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Slot:
+  """One adapter of one weight; static, so part of the graphdef.
+
+  Attributes:
+    adapter: Name of the adapter.
+    index: Number of the rule that made it. Two rules can meet in one weight of
+      a stack, each with layers of its own.
+    method: The method and its hyperparameters.
+    op: What the weight does.
+    layers: The layers of the stack that have the adapter; None is all. The
+      variables hold only those.
+    stack: Number of layers, where `layers` is given.
+    axis: Axis of the variables on which the layers are.
+  """
+
+  adapter: str
+  index: int
+  method: method_lib.Method
+  op: weight_ops.WeightOp
+  layers: tuple[int, ...] | None = None
+  stack: int = 0
+  axis: int = 0
+
+  def attribute(self, variable: str) -> str:
+    """Attribute of the module that holds a variable of the method.
+
+    For the default adapter and LoRA they are qwix's: `kernel_lora_a`.
+    """
+    return self._prefix + variable + self._suffix
+
+  @property
+  def key(self) -> str:
+    """Attribute that holds the dropout key."""
+    return self.attribute('lora_key')
+
+  @property
+  def gate(self) -> str:
+    """Attribute that holds the gate."""
+    return self.attribute('adapter_gate')
+
+  @property
+  def _prefix(self) -> str:
+    return f'{self.op.name.replace("/", "_")}_'
+
+  @property
+  def _suffix(self) -> str:
+    adapter = '' if self.adapter == DEFAULT_ADAPTER else f'_{self.adapter}'
+    return f'{adapter}_{self.index}' if self.index else adapter
+
+  @property
+  def variables(self) -> dict[str, method_lib.VariableSpec]:
+    """The method's variables for this weight."""
+    return self.method.variables(self.op.weight)
+
+  @property
+  def attributes(self) -> tuple[str, ...]:
+    """All attributes that the adapter may have in the module."""
+    return (*map(self.attribute, self.variables), self.key, self.gate)
+
+
+class Values(NamedTuple):
+  """The arrays of one slot in a forward pass.
+
+  Attributes:
+    variables: The method's, by name.
+    key: PRNG key of the dropout, or None where it is off.
+    gate: Bool scalar or one a row, or None: on.
+  """
+
+  variables: dict[str, jax.Array]
+  key: jax.Array | None
+  gate: jax.Array | None
+
+
+def of_module(module: nnx.Module) -> tuple[Slot, ...]:
+  """The adapters of a module's weights, in the order of injection."""
+  return getattr(module, _SLOTS, ())
+
+
+def of_model(model: nnx.Module) -> list[tuple[nnx.Module, Slot]]:
+  """Every adapter of every module."""
+  return [
+    (module, slot)
+    for _, module in nnx.iter_modules(model)
+    for slot in of_module(module)
+  ]
+
+
+def names_of(model: nnx.Module) -> list[str]:
+  """Names of the adapters in a model, in the order of injection."""
+  return list(dict.fromkeys(slot.adapter for _, slot in of_model(model)))
+
+
+def put(module: nnx.Module, slots: tuple[Slot, ...]) -> None:
+  """Sets the list of a module's adapters; an empty one leaves no trace."""
+  if slots:
+    setattr(module, _SLOTS, slots)
+  else:
+    for name in (_SLOTS, _DROPOUT):
+      if hasattr(module, name):
+        delattr(module, name)
+
+
+def values_of(module: nnx.Module, slot: Slot) -> Values:
+  """Reads the arrays of one adapter."""
+  variables = {
+    name: getattr(module, slot.attribute(name)).get_value()
+    for name in slot.variables
+  }
+  key = getattr(module, slot.key, None)
+  gate = getattr(module, slot.gate, None)
+  dropping = key is not None and getattr(module, _DROPOUT, False)
+  return Values(
+    variables,
+    key.get_value() if dropping else None,
+    None if gate is None else gate.get_value(),
+  )
+
+
+def set_dropout(model: nnx.Module, active: bool) -> None:
+  """Turns adapter dropout on or off in a merged model of the caller's own."""
+  model.set_attributes(**{_DROPOUT: active}, raise_if_not_found=False)
+
+
+def mark_dropout(module: nnx.Module) -> None:
+  """Gives a module the static flag that `set_dropout` sets; off at first."""
+  setattr(module, _DROPOUT, False)
