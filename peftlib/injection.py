@@ -282,6 +282,7 @@ def _add_variables(
       start.variables[name], value, sources, len(axes), axis, exact
     )
     cls: Any = nnx.LoRAParam if spec.trainable else slots_lib.AdapterConstant
+    metadata |= {'adapter': slot.adapter, 'role': name}
     setattr(module, slot.attribute(name), cls.from_metadata(made, metadata))
   if slot.method.dropout > 0:
     keys: Any = jax.ShapeDtypeStruct(axes, key.dtype)

@@ -199,6 +199,15 @@ def dense(stored: Any) -> jax.Array:
   return qwix.dequantize(stored) if _is_quantized(stored) else stored
 
 
+def is_quantized(model: nnx.Module) -> bool:
+  """Whether a model has quantized weights."""
+  return any(
+    isinstance(node, QuantizedWeight)
+    for _, module in nnx.iter_modules(model)
+    for _, node in weight_ops.weights_of(module)
+  )
+
+
 def _is_array(x: Any) -> bool:
   return hasattr(x, 'shape') and hasattr(x, 'dtype')
 
@@ -314,12 +323,19 @@ class _Provider(qwix.PtqProvider):
     return outputs
 
   def process_model_inputs(self, model: Any, args: Any, kwargs: Any) -> Any:
-    self._aliases().clear()
+    self._reset()
+    self._local.shortened = slots_lib.expand_layers(model)
     return super().process_model_inputs(model, args, kwargs)
 
   def process_model_output(self, method_name: str, output: Any) -> Any:
-    self._aliases().clear()
+    self._reset()
     return super().process_model_output(method_name, output)
+
+  def _reset(self) -> None:
+    """Forgets a call, one that was ended by an exception too."""
+    self._aliases().clear()
+    slots_lib.restore_layers(getattr(self._local, 'shortened', []))
+    self._local.shortened = []
 
   def dot_general(
     self,

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from flax import nnx
 import jax
+import jax.numpy as jnp
 
 from peftlib import weight_ops
 from peftlib.methods import method as method_lib
@@ -155,3 +156,47 @@ def set_dropout(model: nnx.Module, active: bool) -> None:
 def mark_dropout(module: nnx.Module) -> None:
   """Gives a module the static flag that `set_dropout` sets; off at first."""
   setattr(module, _DROPOUT, False)
+
+
+def expanded(
+  value: jax.Array, *, layers: tuple[int, ...], stack: int, axis: int
+) -> jax.Array:
+  """A variable of some layers as one of all, with zeros for the others."""
+  shape = (*value.shape[:axis], stack, *value.shape[axis + 1 :])
+  index = (slice(None),) * axis + (jnp.asarray(layers),)
+  return jnp.zeros(shape, value.dtype).at[index].set(value)
+
+
+def expand_layers(model: nnx.Module) -> list[tuple[nnx.Module, str, Any]]:
+  """Gives all layers of each stack a variable, as its scan needs it.
+
+  Args:
+    model: A merged model; changed in place.
+
+  Returns:
+    What was there before, for `restore_layers`.
+  """
+  before = []
+  for module, slot in of_model(model):
+    if slot.layers is None:
+      continue
+    for name in map(slot.attribute, slot.variables):
+      variable = getattr(module, name)
+      before.append((module, name, variable))
+      value = expanded(
+        variable.get_value(),
+        layers=slot.layers,
+        stack=slot.stack,
+        axis=slot.axis,
+      )
+      # Not by setattr, which nnx refuses in a trace that is not the module's.
+      vars(module)[name] = type(variable).from_metadata(
+        value, variable.get_metadata()
+      )
+  return before
+
+
+def restore_layers(before: list[tuple[nnx.Module, str, Any]]) -> None:
+  """Undoes `expand_layers`."""
+  for module, name, variable in before:
+    vars(module)[name] = variable

@@ -164,6 +164,9 @@ class Method(abc.ABC):
   def check(self, weight: Weight) -> None:  # noqa: B027  # Optional.
     """Raises ValueError, naming `weight.label`, where it can't be adapted."""
 
+  def check_merge(self, weight: Weight) -> None:  # noqa: B027  # Optional.
+    """Raises ValueError where no weight does what the adapter does."""
+
   @abc.abstractmethod
   def variables(self, weight: Weight) -> dict[str, VariableSpec]:
     """Returns the variables that the weight gets, by name."""
