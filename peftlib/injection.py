@@ -79,7 +79,7 @@ def inject(
   """
   _checks.check_split('peftlib.inject', graphdef, state)
   model = nnx.merge(graphdef, state, copy=True)
-  _check_name(adapter, slots_lib.names_of(model))
+  check_name('peftlib.inject', adapter, slots_lib.names_of(model))
   planned = plan(model, config, adapter, inputs, named_inputs)
   out = interception.wrapped(model)
   modules = dict(nnx.iter_modules(out))
@@ -144,8 +144,8 @@ def plan(
           rule.method,
           op,
           tuple(wanted) if part else None,
-          len(layers) if part else 0,
-          axis if part else 0,
+          axes,
+          axis,
         )
       )
   return slots
@@ -192,16 +192,17 @@ def with_dropout(
   return nnx.split(model)
 
 
-def _check_name(adapter: str, present: list[str]) -> None:
+def check_name(function: str, adapter: str, present: list[str]) -> None:
+  """Raises ValueError unless `adapter` can be the name of a new one."""
   if not adapter.isidentifier():
     raise ValueError(
-      f'peftlib.inject: adapter={adapter!r}: a name is letters, digits and'
+      f'{function}: adapter={adapter!r}: a name is letters, digits and'
       " underscores, not starting with a digit, e.g. 'style_2'."
     )
   if adapter in present:
     raise ValueError(
-      f'peftlib.inject: the model has an adapter {adapter!r} already; inject'
-      ' into the base model, or give another adapter name.'
+      f'{function}: the model has an adapter {adapter!r} already; start from'
+      ' the base model, or give another adapter name.'
     )
 
 
@@ -293,7 +294,7 @@ def _add_variables(
       module,
       slot.key,
       slots_lib.AdapterKey.from_metadata(
-        keys, {**_plain_metadata(weight), 'tag': 'adapter_dropout'}
+        keys, {**plain_metadata(weight), 'tag': 'adapter_dropout'}
       ),
     )
     slots_lib.mark_dropout(module)
@@ -302,7 +303,7 @@ def _add_variables(
       module,
       slot.gate,
       slots_lib.AdapterGate.from_metadata(
-        _gates(slot, axes, value), _plain_metadata(weight)
+        _gates(slot, axes, value), plain_metadata(weight)
       ),
     )
   if residual:
@@ -463,11 +464,12 @@ def _back(x: jax.Array, count: int, axis: int) -> jax.Array:
   return jnp.moveaxis(x, range(count), range(axis, axis + count))
 
 
-def _plain_metadata(weight: nnx.Variable[Any]) -> dict[str, Any]:
+def plain_metadata(variable: nnx.Variable[Any]) -> dict[str, Any]:
+  """The metadata of a variable without shardings, hooks, and what is ours."""
   return {
     k: v
-    for k, v in weight.get_metadata().items()
-    if k not in SHARDING_KEYS and not k.endswith('_hooks')
+    for k, v in variable.get_metadata().items()
+    if k not in (*SHARDING_KEYS, 'adapter', 'role') and not k.endswith('_hooks')
   }
 
 
@@ -500,7 +502,7 @@ def _metadata(
   axis: int,
   exact: bool,
 ) -> dict[str, Any]:
-  metadata = _plain_metadata(weight)
+  metadata = plain_metadata(weight)
   ndim = len(weight.get_raw_value().shape)
   for name in SHARDING_KEYS:
     names = weight.get_metadata().get(name)

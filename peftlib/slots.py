@@ -40,8 +40,8 @@ class Slot:
     op: What the weight does.
     layers: The layers of the stack that have the adapter; None is all. The
       variables hold only those.
-    stack: Number of layers, where `layers` is given.
-    axis: Axis of the variables on which the layers are.
+    axes: Extents of the axes of the stack; () for a weight that isn't in one.
+    axis: Axis of the variables at which they are.
   """
 
   adapter: str
@@ -49,7 +49,7 @@ class Slot:
   method: method_lib.Method
   op: weight_ops.WeightOp
   layers: tuple[int, ...] | None = None
-  stack: int = 0
+  axes: tuple[int, ...] = ()
   axis: int = 0
 
   def attribute(self, variable: str) -> str:
@@ -186,7 +186,7 @@ def expand_layers(model: nnx.Module) -> list[tuple[nnx.Module, str, Any]]:
       value = expanded(
         variable.get_value(),
         layers=slot.layers,
-        stack=slot.stack,
+        stack=slot.axes[0],
         axis=slot.axis,
       )
       # Not by setattr, which nnx refuses in a trace that is not the module's.

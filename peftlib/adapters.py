@@ -1,0 +1,239 @@
+"""Several adapters in one model: by name, switched, and chosen by row."""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import difflib
+from typing import Any
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from peftlib import _checks
+from peftlib import injection
+from peftlib import interception
+from peftlib import merging
+from peftlib import slots as slots_lib
+
+
+def adapter_names(
+  graphdef: nnx.GraphDef[Any], state: nnx.State
+) -> tuple[str, ...]:
+  """Names of the adapters in a model, in the order of injection."""
+  _checks.check_split('peftlib.adapter_names', graphdef, state)
+  return tuple(slots_lib.names_of(nnx.merge(graphdef, state, copy=True)))
+
+
+def adapter_filter(name: str | None = None) -> Callable[[Any, Any], bool]:
+  """A filter for the variables of one adapter, or of all.
+
+  Example:
+    >>> import transforms, peftlib
+    >>> graphdef, state = peftlib.inject(
+    ...   *nnx.split(nnx.Linear(8, 4, rngs=nnx.Rngs(0))),
+    ...   peftlib.LoraConfig(rank=2),
+    ...   jnp.ones((1, 8)),
+    ...   key=jax.random.key(0),
+    ... )
+    >>> sorted(transforms.select(state, adapter_filter('default')))
+    ['kernel_lora_a', 'kernel_lora_b']
+
+  Args:
+    name: Name of the adapter; None picks every adapter's variables. Those of
+      its method alone, trained and constant ones; not dropout keys and gates.
+  """
+
+  def picks(path: Any, variable: Any) -> bool:
+    del path
+    if not isinstance(variable, nnx.LoRAParam | slots_lib.AdapterConstant):
+      return False
+    own = variable.get_metadata().get('adapter')
+    return own is not None if name is None else own == name
+
+  return picks
+
+
+def remove_adapter(
+  graphdef: nnx.GraphDef[Any], state: nnx.State, name: str
+) -> tuple[nnx.GraphDef[Any], nnx.State]:
+  """Takes an adapter out; with the last one the model is the plain one again.
+
+  Args:
+    graphdef: Graph definition of an injected model.
+    state: Its whole state.
+    name: Which adapter.
+
+  Returns:
+    Graphdef and state without it; all other variables are the very objects.
+
+  Raises:
+    ValueError: If the model has no such adapter; the text has the nearest.
+  """
+  function = 'peftlib.remove_adapter'
+  _checks.check_split(function, graphdef, state)
+  model = nnx.merge(graphdef, state, copy=True)
+  _check_present(function, name, slots_lib.names_of(model))
+  for module, slot in slots_lib.of_model(model):
+    if slot.adapter == name:
+      merging.drop(module, slot)
+  if not slots_lib.of_model(model) and not interception.is_quantized(model):
+    model = interception.unwrapped(model)
+  return injection.split_onto(model, state)
+
+
+def rename_adapter(
+  graphdef: nnx.GraphDef[Any], state: nnx.State, name: str, new_name: str
+) -> tuple[nnx.GraphDef[Any], nnx.State]:
+  """Gives an adapter another name.
+
+  Two adapters of equal shape under one name have equal graphdefs, so that a
+  compiled function takes one in the place of the other.
+
+  Args:
+    graphdef: Graph definition of an injected model.
+    state: Its whole state.
+    name: Which adapter.
+    new_name: Its new name.
+
+  Returns:
+    Graphdef and state; arrays are the very objects.
+
+  Raises:
+    ValueError: If the model has no such adapter, or has one of the new name.
+  """
+  function = 'peftlib.rename_adapter'
+  _checks.check_split(function, graphdef, state)
+  model = nnx.merge(graphdef, state, copy=True)
+  names = slots_lib.names_of(model)
+  _check_present(function, name, names)
+  injection.check_name(function, new_name, [n for n in names if n != name])
+  for module, slot in slots_lib.of_model(model):
+    if slot.adapter != name:
+      continue
+    renamed = dataclasses.replace(slot, adapter=new_name)
+    for before, after in zip(slot.attributes, renamed.attributes, strict=True):
+      variable = getattr(module, before, None)
+      if variable is None:
+        continue
+      delattr(module, before)
+      metadata = dict(variable.get_metadata())
+      if 'adapter' in metadata:
+        metadata['adapter'] = new_name
+      setattr(
+        module,
+        after,
+        type(variable).from_metadata(variable.get_raw_value(), metadata),
+      )
+    slots_lib.put(
+      module,
+      tuple(renamed if s == slot else s for s in slots_lib.of_module(module)),
+    )
+  return injection.split_onto(model, state)
+
+
+def set_active(
+  graphdef: nnx.GraphDef[Any], state: nnx.State, names: Sequence[str]
+) -> tuple[nnx.GraphDef[Any], nnx.State]:
+  """Turns the named adapters on and all others off.
+
+  Which are on is a variable (`peftlib.AdapterGate`) beside each weight: the
+  first call adds it, later ones change its value only, so that a compiled
+  function is not compiled again. With none the model is the base.
+
+  Args:
+    graphdef: Graph definition of an injected model.
+    state: Its whole state.
+    names: Names of the adapters to use, applied in the order of injection.
+
+  Returns:
+    Graphdef and state with the gates set.
+
+  Raises:
+    ValueError: If the model has no adapter of one of the names.
+  """
+  function = 'peftlib.set_active'
+  if isinstance(names, str):
+    raise TypeError(f'{function}: names={names!r}; give a list: [{names!r}].')
+  on = dict.fromkeys(names, True)
+  return _gated(function, graphdef, state, names, lambda n: jnp.array(n in on))
+
+
+def assign_rows(
+  graphdef: nnx.GraphDef[Any],
+  state: nnx.State,
+  names: Sequence[str],
+  rows: jax.Array,
+) -> tuple[nnx.GraphDef[Any], nnx.State]:
+  """Gives each row of the batch an adapter of its own, or none.
+
+  The first axis of a weight's input has to be the batch, or batch and length
+  as one. Works for training and generation alike. Other batches of as many
+  rows take the same compiled function.
+
+  Args:
+    graphdef: Graph definition of an injected model.
+    state: Its whole state.
+    names: Names of adapters.
+    rows: int (batch,): for each row an index into `names`, or -1 for the base
+      alone. May be traced.
+
+  Returns:
+    Graphdef and state with the gates set.
+
+  Raises:
+    ValueError: If the model has no adapter of one of the names, or `rows` is
+      not an array of integers.
+  """
+  function = 'peftlib.assign_rows'
+  if rows.ndim != 1 or not jnp.issubdtype(rows.dtype, jnp.integer):
+    raise ValueError(
+      f'{function}: rows is {rows.dtype}{list(rows.shape)}; it must be'
+      ' integers of shape (batch,).'
+    )
+  order: Mapping[str, int] = {name: i for i, name in enumerate(names)}
+  return _gated(
+    function, graphdef, state, names, lambda n: rows == order.get(n, -2)
+  )
+
+
+def _gated(
+  function: str,
+  graphdef: nnx.GraphDef[Any],
+  state: nnx.State,
+  names: Sequence[str],
+  gate: Callable[[str], jax.Array],
+) -> tuple[nnx.GraphDef[Any], nnx.State]:
+  _checks.check_split(function, graphdef, state)
+  model = nnx.merge(graphdef, state, copy=True)
+  present = slots_lib.names_of(model)
+  for name in names:
+    _check_present(function, name, present)
+  replaced = set()
+  paths = {id(m): p for p, m in nnx.iter_modules(model)}
+  for module, slot in slots_lib.of_model(model):
+    variable = getattr(module, next(iter(map(slot.attribute, slot.variables))))
+    axes = slot.axes
+    value = gate(slot.adapter)
+    if slot.layers is not None:
+      layers = jnp.zeros(axes, bool).at[jnp.asarray(slot.layers)].set(True)
+      value = layers.reshape(*axes, *(1,) * value.ndim) & value
+    else:
+      value = jnp.broadcast_to(value, (*axes, *value.shape))
+    setattr(
+      module,
+      slot.gate,
+      slots_lib.AdapterGate.from_metadata(
+        value, injection.plain_metadata(variable)
+      ),
+    )
+    replaced.add((*paths[id(module)], slot.gate))
+  return injection.split_onto(model, state, replaced)
+
+
+def _check_present(function: str, name: str, present: Sequence[str]) -> None:
+  if name not in present:
+    near = difflib.get_close_matches(name, present, n=3, cutoff=0.3)
+    raise ValueError(
+      f'{function}: the model has no adapter {name!r}; nearest:'
+      f' {near or list(present)}.'
+    )
