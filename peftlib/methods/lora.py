@@ -28,6 +28,8 @@ class Lora(method.Method):
     a_initializer: Initializer of `a`, called with (key, shape, dtype).
     b_initializer: Initializer of `b`; zeros make the start output equal to
       the base.
+    bias: Whether the update has a bias, scaled as it is. No weight can stand
+      for that, so such an adapter can't be merged.
 
   References:
     Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, 2021.
@@ -41,30 +43,43 @@ class Lora(method.Method):
   alpha: float = 32.0
   a_initializer: initializers.Initializer = _HE_UNIFORM
   b_initializer: initializers.Initializer = initializers.zeros
+  bias: bool = False
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    method.check_field(
-      self, 'rank', method.is_int(self.rank) and self.rank >= 1, 'an int >= 1'
-    )
-    method.check_field(
-      self,
-      'alpha',
-      method.is_number(self.alpha) and self.alpha > 0,
-      'a finite number > 0',
-    )
+    method.check_positive(self, 'rank')
+    method.check_scale(self, 'alpha')
 
   @property
   def scale(self) -> float:
     """The factor on the update."""
     return self.alpha / self.rank
 
+  def check(self, weight: method.Weight) -> None:
+    """Refuses a bias where the weight isn't a linear layer's."""
+    if self.bias and weight.kind != 'linear':
+      raise ValueError(
+        f'{type(self).__name__}.bias=True: {weight.label} is of kind'
+        f' {weight.kind!r}; a bias is for linear layers.'
+      )
+
+  def check_merge(self, weight: method.Weight) -> None:
+    """Refuses a bias."""
+    if self.bias:
+      raise ValueError(
+        f'{type(self).__name__}.bias=True: the adapter of {weight.label} has a'
+        ' bias, for which no weight can stand.'
+      )
+
   def variables(self, weight: method.Weight) -> dict[str, method.VariableSpec]:
-    """`lora_a` (inputs, rank) and `lora_b` (rank, outputs)."""
-    return {
+    """`lora_a` (inputs, rank), `lora_b` (rank, outputs), `lora_bias`."""
+    specs = {
       'lora_a': method.VariableSpec((method.INPUTS, self.rank)),
       'lora_b': method.VariableSpec((self.rank, method.OUTPUTS)),
     }
+    if self.bias:
+      specs['lora_bias'] = method.VariableSpec((method.OUTPUTS,))
+    return specs
 
   def init(
     self, key: jax.Array, weight: method.Weight, value: jax.Array
@@ -74,10 +89,11 @@ class Lora(method.Method):
     a = (weight.rows, self.rank)
     b = (self.rank, weight.columns)
     dtype = jnp.dtype(self.dtype)
-    return {
+    v = {
       'lora_a': self.a_initializer(a_key, a, dtype),
       'lora_b': self.b_initializer(b_key, b, dtype),
     }
+    return {**v, 'lora_bias': jnp.zeros(weight.columns)} if self.bias else v
 
   def apply(
     self, x: jax.Array, op: method.FrozenOp, v: method.Variables
@@ -85,6 +101,8 @@ class Lora(method.Method):
     """Adds the scaled update to the base's output."""
     out = op(x)
     delta = op.low_rank(op.dropout(x), v['lora_a'], v['lora_b'])
+    if self.bias:
+      delta = delta + v['lora_bias'].astype(delta.dtype)
     return out + (delta * self.scale).astype(out.dtype)
 
   def merge(self, value: jax.Array, v: method.Variables) -> jax.Array:

@@ -255,6 +255,27 @@ def check_field(method: Any, field: str, ok: bool, right: str) -> None:
     )
 
 
+def check_positive(method: Any, field: str) -> None:
+  """Raises ValueError unless the field is a whole number above zero."""
+  value = getattr(method, field)
+  check_field(method, field, is_int(value) and value >= 1, 'an int >= 1')
+
+
+def check_scale(method: Any, field: str) -> None:
+  """Raises ValueError unless the field is a finite number above zero."""
+  value = getattr(method, field)
+  check_field(
+    method, field, is_number(value) and value > 0, 'a finite number > 0'
+  )
+
+
+def check_no_dropout(method: Any) -> None:
+  """Raises ValueError if a method that drops nothing is asked to."""
+  check_field(
+    method, 'dropout', method.dropout == 0, '0: the method has no dropout'
+  )
+
+
 def is_int(x: Any) -> bool:
   """Whether `x` is a whole number and not a bool."""
   return isinstance(x, int) and not isinstance(x, bool)
