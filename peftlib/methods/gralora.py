@@ -74,7 +74,7 @@ class Gralora(method.Method):
       )
 
   def variables(self, weight: method.Weight) -> dict[str, method.VariableSpec]:
-    """`gralora_a`, `gralora_b`, and `_general_a`, `_general_b` of the hybrid."""
+    """`gralora_a` and `gralora_b`; `gralora_general_a`, `_b` of the hybrid."""
     n = self.blocks
     specs = {
       'gralora_a': method.VariableSpec((n, weight.rows // n, self.rank)),

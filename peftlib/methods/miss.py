@@ -44,12 +44,8 @@ class Miss(method.Method):
     super().__post_init__()
     method.check_positive(self, 'rank')
     method.check_positive(self, 'mini_rank')
-    method.check_field(
-      self,
-      'form',
-      self.form in ('miss', 'mini', 'bat'),
-      "'miss', 'mini', 'bat'",
-    )
+    forms = ('miss', 'mini', 'bat')
+    method.check_field(self, 'form', self.form in forms, f'one of {forms}')
     if self.form == 'bat':
       method.check_no_dropout(self)
 

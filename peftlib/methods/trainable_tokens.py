@@ -72,6 +72,19 @@ class TrainableTokens(method.Method):
     """The rows as they are."""
     return {'trainable_tokens': value[jnp.array(self.indices)]}
 
+  def apply(
+    self, x: jax.Array, op: method.FrozenOp, v: method.Variables
+  ) -> jax.Array:
+    """Replaces what was looked up; a tied head has the merged table."""
+    if not jnp.issubdtype(x.dtype, jnp.integer):
+      return super().apply(x, op, v)
+    out = op(x)
+    found = x[..., None] == jnp.array(self.indices)
+    rows = jnp.einsum(
+      '...n,nd->...d', found.astype(out.dtype), v['trainable_tokens']
+    )
+    return jnp.where(found.any(-1, keepdims=True), rows, out).astype(out.dtype)
+
   def merge(self, value: jax.Array, v: method.Variables) -> jax.Array:
     """Puts the rows into the table."""
     rows = v['trainable_tokens'].astype(value.dtype)

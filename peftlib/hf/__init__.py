@@ -1,0 +1,11 @@
+"""Adapter directories of HF peft, both ways."""
+
+from peftlib.hf.loading import Loaded
+from peftlib.hf.loading import load_adapter
+from peftlib.hf.names import Place
+
+__all__ = [
+  'Loaded',
+  'Place',
+  'load_adapter',
+]

@@ -1,0 +1,79 @@
+"""The modules of HF's models that a decoder's variables are."""
+
+from collections.abc import Mapping
+import dataclasses
+from typing import Any
+
+from flax import nnx
+
+from peftlib import models
+from peftlib.models import naming
+
+PREFIX = 'base_model.model.'
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+  """Where a module of HF's model is in ours.
+
+  Attributes:
+    name: HF's name, e.g. 'model.layers.0.self_attn.q_proj'.
+    path: Path of our module, e.g. ('layers', 'self_attn', 'q_proj').
+    weight: Name of its weight there: 'kernel', 'embedding' or 'scale'.
+    layer: Number on the stack's axis, or None.
+    transposed: Whether our weight is HF's transposed.
+    bias: Whether the module has a bias.
+  """
+
+  name: str
+  path: tuple[str, ...]
+  weight: str
+  layer: int | None
+  transposed: bool
+  bias: bool = False
+
+
+def places_of(model: nnx.Module) -> dict[str, Place]:
+  """The modules of a decoder by HF's names, in HF's order.
+
+  Raises:
+    TypeError: If the model isn't one of ours, whose names are known.
+  """
+  if not isinstance(model, models.Decoder):
+    raise TypeError(
+      'peftlib.hf: only for peftlib.models.Decoder are the names of HF known;'
+      f' this is a {type(model).__name__}. Give places={{...}} for it.'
+    )
+  return places_from_targets(naming.targets(model.config))
+
+
+def places_from_targets(targets: Mapping[str, Any]) -> dict[str, Place]:
+  """The modules of a table of tensors; see `models.naming.targets`."""
+  places: dict[str, Place] = {}
+  for tensor, target in targets.items():
+    name, _, kind = tensor.rpartition('.')
+    if kind == 'weight':
+      *path, weight = target.path
+      places[name] = Place(
+        name, tuple(path), weight, target.layer, target.transposed
+      )
+  for tensor in targets:
+    name, _, kind = tensor.rpartition('.')
+    if kind == 'bias':
+      places[name] = dataclasses.replace(places[name], bias=True)
+  return places
+
+
+def linear(places: Mapping[str, Place]) -> list[str]:
+  """Names of the linear layers."""
+  return [p.name for p in places.values() if p.weight == 'kernel']
+
+
+def others(places: Mapping[str, Place]) -> list[str]:
+  """Names of embeddings and norms."""
+  return [p.name for p in places.values() if p.weight != 'kernel']
+
+
+def heads(places: Mapping[str, Place]) -> list[str]:
+  """Names of output heads."""
+  return [p.name for p in places.values() if p.name.endswith('lm_head')]
