@@ -3,9 +3,11 @@
 from peftlib.hf.loading import Loaded
 from peftlib.hf.loading import load_adapter
 from peftlib.hf.names import Place
+from peftlib.hf.saving import save_adapter
 
 __all__ = [
   'Loaded',
   'Place',
   'load_adapter',
+  'save_adapter',
 ]

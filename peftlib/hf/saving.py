@@ -1,0 +1,369 @@
+"""Writing adapter directories of HF peft."""
+
+from collections.abc import Mapping
+import os
+from typing import Any, NamedTuple
+
+from flax import nnx
+import numpy as np
+
+from peftlib import _checks
+from peftlib import slots as slots_lib
+from peftlib.hf import bridges
+from peftlib.hf import directories
+from peftlib.hf import names
+
+_VERSION = '0.21.2'
+_TYPES: dict[str, str] = {
+  'lora': 'LORA',
+  'rslora': 'LORA',
+  'dora': 'LORA',
+  'pissa': 'LORA',
+  'olora': 'LORA',
+  'lora_fa': 'LORA',
+  'lora_orthogonal': 'LORA',
+  'hira': 'HIRA',
+  'shira': 'SHIRA',
+  'miss': 'MISS',
+  'gralora': 'GRALORA',
+  'oft': 'OFT',
+  'ia3': 'IA3',
+  'loha': 'LOHA',
+  'lokr': 'LOKR',
+  'vera': 'VERA',
+}
+# What `from_pretrained` of peft needs although it says nothing.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+  'LORA': {'bias': 'none', 'fan_in_fan_out': False, 'lora_bias': False},
+  'SHIRA': {'mask_type': 'random'},
+}
+
+
+class _Unit(NamedTuple):
+  """One adapter of one HF module."""
+
+  place: names.Place
+  slot: slots_lib.Slot
+  variables: dict[str, np.ndarray]
+
+
+def save_adapter(
+  directory: str | os.PathLike[str],
+  graphdef: nnx.GraphDef[Any],
+  state: nnx.State,
+  *,
+  adapter: str = slots_lib.DEFAULT_ADAPTER,
+  train: tuple[str, ...] = (),
+  fields: Mapping[str, Any] | None = None,
+  places: Mapping[str, names.Place] | None = None,
+  overwrite: bool = False,
+) -> None:
+  """Writes an adapter as HF peft reads it.
+
+  Stacked layers are numbered, matrices turned, and `adapter_config.json` says
+  what the adapter is; `PeftModel.from_pretrained` puts it into the base model
+  of `transformers`. The directory appears only when it is complete.
+
+  Example::
+
+    hf.save_adapter('my-lora', graphdef, state)
+
+  Args:
+    directory: Where to; its parents are made.
+    graphdef: Graph definition of the model with the adapter.
+    state: Its whole state.
+    adapter: Which adapter.
+    train: What else was trained whole, as `AdapterConfig.train`; written as
+      `modules_to_save`.
+    fields: Fields of `adapter_config.json` to keep, those of `hf.Loaded` for
+      example; what the adapter itself says must not differ.
+    places: HF's modules in a model of your own; known for a `Decoder`.
+    overwrite: Whether a directory that is there already is replaced.
+
+  Raises:
+    FileExistsError: If the directory exists and `overwrite` is False.
+    ValueError: If the model has no such adapter, peft has no configuration for
+      it, or `fields` describe another one.
+  """
+  function = 'peftlib.hf.save_adapter'
+  _checks.check_split(function, graphdef, state)
+  model = nnx.merge(graphdef, state, copy=True)
+  if places is None:
+    places = names.places_of(model)
+  units = list(_units(function, model, adapter, places))
+  whole = _whole(function, state, places, train)
+  if not units and not whole:
+    raise ValueError(
+      f'{function}: the model has no adapter {adapter!r}; it has'
+      f' {slots_lib.names_of(model)}.'
+    )
+  config, bridge = _config(function, units, whole, places, fields)
+  tensors = _tensors(function, bridge, units, config)
+  for name, value in whole.items():
+    suffix = 'weight'
+    if bridge.peft_type == 'LN_TUNING':
+      suffix = 'ln_tuning_layers.weight'
+    tensors[f'{names.PREFIX}{name}.{suffix}'] = value
+  tensors |= _copies(state, units, places)
+  directories.write(directory, config, tensors, overwrite=overwrite)
+
+
+def _units(
+  function: str,
+  model: nnx.Module,
+  adapter: str,
+  places: Mapping[str, names.Place],
+) -> Any:
+  by_path: dict[tuple[str, ...], dict[int | None, names.Place]] = {}
+  for place in places.values():
+    by_path.setdefault(place.path, {})[place.layer] = place
+  for module, slot in slots_lib.of_model(model):
+    if slot.adapter != adapter:
+      continue
+    path = tuple(map(str, slot.op.path))
+    if path not in by_path:
+      raise ValueError(
+        f'{function}: {slot.op.label} has no counterpart in the model of HF.'
+      )
+    values = {
+      name: np.asarray(getattr(module, slot.attribute(name)).get_value())
+      for name in slot.variables
+    }
+    layers = (
+      list(slot.layers)
+      if slot.layers is not None
+      else list(range(slot.axes[0]))
+      if slot.axes
+      else [None]
+    )
+    for i, layer in enumerate(layers):
+      own = {
+        name: np.take(value, i, slot.axis) if slot.axes else value
+        for name, value in values.items()
+      }
+      shaped = {
+        name: own[name].reshape(spec.shape(slot.op.weight))
+        for name, spec in slot.variables.items()
+      }
+      yield _Unit(by_path[path][layer], slot, shaped)
+
+
+def _whole(
+  function: str,
+  state: nnx.State,
+  places: Mapping[str, names.Place],
+  train: tuple[str, ...],
+) -> dict[str, np.ndarray]:
+  """Weights that were trained whole, by HF's module."""
+  flat = {tuple(map(str, p)): v for p, v in nnx.to_flat_state(state)}
+  found = {}
+  for pattern in train:
+    matched = False
+    for place in places.values():
+      path = '/'.join((*place.path, place.weight))
+      if not any(
+        end == pattern or end.endswith(f'/{pattern}')
+        for end in (path, '/'.join(place.path))
+      ):
+        continue
+      matched = True
+      value = np.asarray(flat[(*place.path, place.weight)].get_value())
+      value = value if place.layer is None else value[place.layer]
+      found[place.name] = value.T if place.transposed else value
+    if not matched:
+      raise ValueError(
+        f'{function}: train={pattern!r} is no weight with a counterpart in the'
+        ' model of HF.'
+      )
+  return found
+
+
+def _config(
+  function: str,
+  units: list[_Unit],
+  whole: Mapping[str, np.ndarray],
+  places: Mapping[str, names.Place],
+  fields: Mapping[str, Any] | None,
+) -> tuple[dict[str, Any], bridges.Bridge]:
+  tokens = [u for u in units if u.slot.method.name == 'trainable_tokens']
+  adapted = [u for u in units if u not in tokens]
+  kinds = sorted({u.slot.method.name for u in adapted})
+  types = {_TYPES.get(kind) for kind in kinds}
+  if None in types or len(types) > 1:
+    raise ValueError(
+      f'{function}: peft has no one configuration for the methods {kinds}.'
+    )
+  if fields is not None and not adapted:
+    peft_type = str(fields.get('peft_type'))
+  else:
+    peft_type = str(types.pop()) if types else 'LN_TUNING'
+  if tokens and peft_type != 'LORA':
+    raise ValueError(
+      f'{function}: peft has trainable tokens beside LoRA only, not'
+      f' {peft_type}.'
+    )
+  bridge = bridges.BRIDGES[peft_type]
+  own = {u.place.name: bridge.fields(u.slot.method) for u in adapted}
+  if fields is not None:
+    _check_fields(function, bridge, fields, adapted)
+    return dict(fields), bridge
+  config: dict[str, Any] = {
+    'peft_type': peft_type,
+    'task_type': 'CAUSAL_LM',
+    'inference_mode': True,
+    'peft_version': _VERSION,
+    'base_model_name_or_path': None,
+    **_DEFAULTS.get(peft_type, {}),
+  }
+  if own:
+    config |= _common(function, bridge, own)
+    config['target_modules'] = _targets(list(own), places)
+  if peft_type == 'IA3':
+    ff = [u.place.name for u in adapted if u.slot.method.feedforward]  # type: ignore[attr-defined]
+    config['feedforward_modules'] = _targets(ff, places) if ff else []
+  if tokens:
+    config['trainable_token_indices'] = {
+      u.place.name: list(u.slot.method.indices)  # type: ignore[attr-defined]
+      for u in tokens
+    }
+  if whole and peft_type == 'LN_TUNING':
+    config['target_modules'] = _targets(list(whole), places)
+  elif whole:
+    config['modules_to_save'] = _targets(list(whole), places)
+  return config, bridge
+
+
+def _common(
+  function: str,
+  bridge: bridges.Bridge,
+  own: Mapping[str, dict[str, Any]],
+) -> dict[str, Any]:
+  """Fields of most modules, and patterns for the others."""
+  out: dict[str, Any] = {}
+  pattern_of = {field: name for name, field in bridge.patterns.items()}
+  for field in next(iter(own.values())):
+    values = [fields[field] for fields in own.values()]
+    usual = max(values, key=values.count)
+    out[field] = usual
+    others = {
+      name.replace('.', r'\.'): fields[field]
+      for name, fields in own.items()
+      if fields[field] != usual
+    }
+    if not others:
+      continue
+    if field in pattern_of:
+      out[pattern_of[field]] = others
+    elif not (bridge.peft_type == 'OFT' and field == 'oft_block_size'):
+      raise ValueError(
+        f'{function}: {field} differs from module to module:'
+        f' {sorted(map(str, set(values)))}; peft has one for all.'
+      )
+  return out
+
+
+def _targets(chosen: list[str], places: Mapping[str, names.Place]) -> list[str]:
+  """Short names where they mean exactly these modules, whole ones otherwise."""
+  out: list[str] = []
+  for short in dict.fromkeys(name.rpartition('.')[2] for name in chosen):
+    all_of_it = [n for n in places if n == short or n.endswith(f'.{short}')]
+    own = [n for n in chosen if n in all_of_it]
+    out.extend([short] if set(all_of_it) == set(own) else own)
+  return out
+
+
+def _check_fields(
+  function: str,
+  bridge: bridges.Bridge,
+  fields: Mapping[str, Any],
+  units: list[_Unit],
+) -> None:
+  if fields.get('peft_type') != bridge.peft_type:
+    raise ValueError(
+      f'{function}: fields are of a {fields.get("peft_type")}, the adapter is a'
+      f' {bridge.peft_type}.'
+    )
+  for unit in units:
+    given = bridge.of_module(fields, unit.place.name)
+    for field, value in bridge.fields(unit.slot.method).items():
+      if field in ('oft_block_size', 'r') and bridge.peft_type == 'OFT':
+        continue
+      if field == 'init_weights' and bridge.peft_type != 'MISS':
+        continue
+      if field == 'init_lora_weights' and value is True:
+        continue
+      if field in given and given[field] != value:
+        raise ValueError(
+          f'{function}: fields have {field}={given[field]!r} for'
+          f' {unit.place.name}, the adapter has {value!r}.'
+        )
+
+
+def _tensors(
+  function: str,
+  bridge: bridges.Bridge,
+  units: list[_Unit],
+  config: Mapping[str, Any],
+) -> dict[str, np.ndarray]:
+  out = {}
+  shared: dict[str, list[np.ndarray]] = {'vera_A': [], 'vera_B': []}
+  for unit in units:
+    prefix = f'{names.PREFIX}{unit.place.name}'
+    table = unit.slot.op.kind == 'embedding'
+    for name, value in unit.variables.items():
+      if name == 'trainable_tokens':
+        out[f'{prefix}.token_adapter.trainable_tokens_delta'] = value
+        continue
+      if name in ('vera_a', 'vera_b'):
+        shared[f'vera_{name[-1].upper()}'].append(value.T)
+        continue
+      tensor = next(
+        t
+        for t in bridge.tensors
+        if t.variable == name and t.suffix.startswith('lora_embedding') == table
+      )
+      saved = tensor.save(value)
+      if tensor.suffix == 'ia3_l':
+        ff = unit.slot.method.feedforward  # type: ignore[attr-defined]
+        saved = saved.reshape(1, -1) if ff else saved.reshape(-1, 1)
+      out[f'{prefix}.{tensor.suffix}'] = saved
+  for name, slices in shared.items():
+    if slices:
+      out[f'base_model.{name}'] = _whole_projection(function, name, slices)
+  return out
+
+
+def _whole_projection(
+  function: str, name: str, slices: list[np.ndarray]
+) -> np.ndarray:
+  """The shared projection, of which every module has the first part."""
+  largest = max(slices, key=lambda x: x.size)
+  for part in slices:
+    own = largest[:, : part.shape[1]]
+    if name == 'vera_B':
+      own = largest[: part.shape[0]]
+    if not np.array_equal(own, part):
+      raise ValueError(
+        f'{function}: the projections {name} of modules of unequal size are not'
+        ' parts of one, as peft has them. Give Vera a projection_shape.'
+      )
+  return largest
+
+
+def _copies(
+  state: nnx.State, units: list[_Unit], places: Mapping[str, names.Place]
+) -> dict[str, np.ndarray]:
+  """The base weights that peft saves beside adapters of tables and heads."""
+  flat = {tuple(map(str, p)): v for p, v in nnx.to_flat_state(state)}
+  heads = names.heads(places)
+  out = {}
+  for unit in units:
+    place = unit.place
+    if unit.slot.method.name == 'trainable_tokens':
+      continue
+    if unit.slot.op.kind == 'embedding' or place.name in heads:
+      value = np.asarray(flat[(*place.path, place.weight)].get_value())
+      out[f'{names.PREFIX}{place.name}.base_layer.weight'] = (
+        value.T if place.transposed else value
+      )
+  return out
