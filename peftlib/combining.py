@@ -248,8 +248,9 @@ def _combined(
         f"{function}: how='linear' adds factors; their ranks are {ranks}."
       )
     roots = [math.copysign(math.sqrt(abs(w)), w) for w in weights]
-    a = sum(f.a * r for f, r in zip(factors, roots))
-    return a, sum(f.b * abs(r) for f, r in zip(factors, roots))
+    a = jnp.stack([f.a * r for f, r in zip(factors, roots)]).sum(0)
+    b = jnp.stack([f.b * abs(r) for f, r in zip(factors, roots)]).sum(0)
+    return a, b
   deltas = [f.a @ f.b for f in factors]
   over = functools.partial(_over_matrices, deltas[0].ndim - 2)
   if how.startswith('dare'):

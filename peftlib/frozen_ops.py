@@ -179,10 +179,8 @@ def contracted(
     if not op.batch:
       return run(x, y, matrix, values)
     run_batched = lambda x, y, w, v: run(x, y, lambda: w, v)
-    axes = [
-      slots_lib.Values(dict.fromkeys(v.variables, 0), None, None)
-      for v in values
-    ]
+    axes: Any = [(dict.fromkeys(v.variables, 0), None, None) for v in values]
+    axes = [slots_lib.Values(*own) for own in axes]
     for _ in op.batch:
       run_batched = jax.vmap(run_batched, in_axes=(0, 0, 0, axes))
     return run_batched(x, y, matrix(), values)

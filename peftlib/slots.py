@@ -140,10 +140,11 @@ def values_of(module: nnx.Module, slot: Slot) -> Values:
   }
   key = getattr(module, slot.key, None)
   gate = getattr(module, slot.gate, None)
-  dropping = key is not None and getattr(module, _DROPOUT, False)
+  if key is not None and not getattr(module, _DROPOUT, False):
+    key = None
   return Values(
     variables,
-    key.get_value() if dropping else None,
+    None if key is None else key.get_value(),
     None if gate is None else gate.get_value(),
   )
 

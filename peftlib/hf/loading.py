@@ -245,7 +245,10 @@ def _whole_of(
   place: names.Place, own: Mapping[str, np.ndarray]
 ) -> dict[str, str]:
   """Variables of a module that were trained whole, and their tensors."""
-  found = {place.weight: suffix for suffix in _WHOLE if suffix in own}
+  found = {}
+  for suffix in _WHOLE:
+    if suffix in own:
+      found[place.weight] = suffix
   if 'bias' in own:
     found['bias'] = 'bias'
   return found
