@@ -26,8 +26,13 @@ class Dora(lora.Lora):
   """
 
   name: ClassVar[str] = 'dora'
+  linear_apply: ClassVar[bool] = True
   reads_weight: ClassVar[bool] = True
   starts_from_weight: ClassVar[bool] = True
+
+  def __post_init__(self) -> None:
+    super().__post_init__()
+    method.check_field(self, 'bias', not self.bias, 'False: DoRA has no bias')
 
   def variables(self, weight: method.Weight) -> dict[str, method.VariableSpec]:
     """LoRA's, and `lora_magnitude` (outputs,)."""
@@ -64,4 +69,6 @@ class Dora(lora.Lora):
 
   def _norm(self, value: jax.Array, v: method.Variables) -> jax.Array:
     moved = value.astype(jnp.float32) + v['lora_a'] @ v['lora_b'] * self.scale
-    return jnp.linalg.norm(moved, axis=0)
+    norm = jnp.linalg.norm(moved, axis=0)
+    # A column of zeros, e.g. of padding, stays what it is.
+    return jnp.where(norm > 0, norm, 1.0)

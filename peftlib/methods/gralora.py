@@ -121,8 +121,11 @@ class Gralora(method.Method):
     return out + (delta * self.scale).astype(out.dtype)
 
   def merge(self, value: jax.Array, v: method.Variables) -> jax.Array:
-    """Adds the update of every row of the identity."""
-    delta = self._update(jnp.eye(value.shape[0], dtype=jnp.float32), v)
+    """Adds the update, block by block."""
+    n, part = self.blocks, self.rank // self.blocks
+    a = v['gralora_a'].reshape(n, -1, n, part)
+    b = v['gralora_b'].reshape(n, n, part, -1)
+    delta = jnp.einsum('nijs,jnso->nijo', a, b).reshape(value.shape)
     if self.hybrid_rank:
       delta += v['gralora_general_a'] @ v['gralora_general_b']
     return (value + delta * self.scale).astype(value.dtype)

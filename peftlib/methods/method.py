@@ -201,7 +201,11 @@ class Method(abc.ABC):
       op: The op of the base model.
       v: The variables.
     """
-    return op.using(self.merge(op.weight, v), x)
+    weight, dropped = op.weight, op.dropout(x)
+    merged = self.merge(weight, v)
+    if dropped is x:
+      return op.using(merged, x)
+    return op(x) + op.using(merged - weight, dropped)
 
 
 _METHODS: dict[str, type[Method]] = {}

@@ -93,9 +93,10 @@ class Oft(method.Method):
   ) -> jax.Array:
     """The base's op on the rotated input."""
     blocks = x.reshape(*x.shape[:-1], -1, self.block_size)
-    rotation = self._rotation(v, blocks.shape[-2]).astype(x.dtype)
+    rotation = self._rotation(v, blocks.shape[-2])
+    # In the dtype of the variables: near the identity, less would be lost.
     rotated = jnp.einsum('...rk,rkc->...rc', blocks, rotation)
-    return op(rotated.reshape(x.shape))
+    return op(rotated.reshape(x.shape).astype(x.dtype))
 
   def merge(self, value: jax.Array, v: method.Variables) -> jax.Array:
     """Rotates the rows of the weight."""

@@ -38,6 +38,7 @@ class Olora(lora.Lora):
 
   def check(self, weight: method.Weight) -> None:
     """Refuses weights of a smaller rank."""
+    super().check(weight)
     pissa.check_rank(self, self.rank, weight)
 
   def init(

@@ -34,6 +34,7 @@ class Pissa(lora.Lora):
 
   def check(self, weight: method.Weight) -> None:
     """Refuses weights of a smaller rank."""
+    super().check(weight)
     check_rank(self, self.rank, weight)
 
   def init(

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from peftlib.methods import method
 
@@ -57,12 +58,20 @@ class Shira(method.Method):
   def init(
     self, key: jax.Array, weight: method.Weight, value: jax.Array
   ) -> dict[str, jax.Array]:
-    """Zeros, at entries drawn without replacement."""
+    """Zeros, at entries drawn without replacement, spread evenly."""
     count = self._entries(weight)
+    # One of each of `count` equal stretches, in the order of HF peft, whose
+    # matrices are (outputs, inputs). To shuffle all entries would take more
+    # memory than the weight; their numbers may not fit an int32.
     size = weight.rows * weight.columns
-    chosen = jnp.sort(jax.random.permutation(key, size)[:count])
-    # In the order of HF peft, whose matrices are (outputs, inputs).
-    indices = jnp.stack([chosen % weight.rows, chosen // weight.rows])
+    ends = np.arange(count + 1, dtype=np.int64) * size // count
+    output, first = np.divmod(ends[:-1], weight.rows)
+    place = first.astype(np.int32) + jax.random.randint(
+      key, (count,), 0, np.diff(ends).astype(np.int32)
+    )
+    indices = jnp.stack(
+      [place % weight.rows, output.astype(np.int32) + place // weight.rows]
+    )
     return {'shira_weight': jnp.zeros(count), 'shira_indices': indices}
 
   def apply(

@@ -80,10 +80,8 @@ class TrainableTokens(method.Method):
       return super().apply(x, op, v)
     out = op(x)
     found = x[..., None] == jnp.array(self.indices)
-    rows = jnp.einsum(
-      '...n,nd->...d', found.astype(out.dtype), v['trainable_tokens']
-    )
-    return jnp.where(found.any(-1, keepdims=True), rows, out).astype(out.dtype)
+    rows = v['trainable_tokens'].astype(out.dtype)[found.argmax(-1)]
+    return jnp.where(found.any(-1, keepdims=True), rows, out)
 
   def merge(self, value: jax.Array, v: method.Variables) -> jax.Array:
     """Puts the rows into the table."""

@@ -49,6 +49,21 @@ class Vera(method.Method):
       method.is_int(self.projection_key),
       'an int',
     )
+    shape = self.projection_shape
+    method.check_field(
+      self,
+      'projection_shape',
+      shape is None
+      or (
+        isinstance(shape, tuple)
+        and len(shape) == 2
+        and all(method.is_int(n) and n >= 1 for n in shape)
+      ),
+      'None or (inputs, outputs)',
+    )
+    method.check_field(
+      self, 'd_initial', method.is_number(self.d_initial), 'a finite number'
+    )
 
   def check(self, weight: method.Weight) -> None:
     """Refuses weights that are larger than the projections."""
