@@ -31,6 +31,7 @@ if TYPE_CHECKING:
   from peftlib.training import init_train_state
   from peftlib.training import make_eval_step
   from peftlib.training import make_train_step
+  from peftlib.training import saved_filter
   from peftlib.training import trainable_filter
 
 __all__ = [
@@ -56,6 +57,7 @@ __all__ = [
   'quantize_base',
   'remove_adapter',
   'rename_adapter',
+  'saved_filter',
   'set_active',
   'stack_adapters',
   'trainable_filter',
@@ -89,6 +91,7 @@ _MODULES = {
   'quantize_base': 'quantization',
   'remove_adapter': 'adapters',
   'rename_adapter': 'adapters',
+  'saved_filter': 'training',
   'set_active': 'adapters',
   'stack_adapters': 'stacking',
   'trainable_filter': 'training',

@@ -1,12 +1,12 @@
 """Saving and restoring: adapters alone, and whole training runs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import dataclasses
 import json
 import os
 import pathlib
 import shutil
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 from flax import nnx
 import jax
@@ -16,23 +16,29 @@ import orbax.checkpoint as ocp
 
 from peftlib import _checks
 from peftlib import config as config_lib
+from peftlib import methods
 from peftlib import training
 
-# An adapter fits another run only if these agree; dropout, quantization and
-# initializers may differ between the run that made it and the one that goes on.
-_ADAPTER_FIELDS = ('module_path', 'rank', 'alpha')
+# An adapter fits another run only if the others agree; these may differ between
+# the run that made it and the one that goes on.
+_FREE_FIELDS = (
+  'dropout',
+  'dtype',
+  'weight_qtype',
+  'tile_size',
+  'weight_calibration_method',
+)
 _ARRAYS = 'arrays'
 _MANIFEST = 'manifest.json'
-_NOT_SAVED = ('lora_a_initializer', 'lora_b_initializer')
 
 
 class Manifest(NamedTuple):
   """What a checkpoint is of; compared before anything is restored.
 
   Attributes:
-    config: Fields of the `LoraConfig` (its initializers excepted), or None
-      where the whole model was trained.
-    leaves: Shape and dtype of each trained variable, by its path.
+    config: Fields of the `LoraConfig` or `AdapterConfig` (its initializers
+      excepted), or None where the whole model was trained.
+    leaves: Shape and dtype of each saved variable, by its path.
     base_fingerprint: Identifies the base model, see
       `peftlib.models.fingerprint`.
   """
@@ -43,31 +49,86 @@ class Manifest(NamedTuple):
 
 
 def make_manifest(
-  trainable: nnx.State,
-  config: config_lib.LoraConfig | None,
+  state: nnx.State,
+  config: config_lib.Config | None,
   base_fingerprint: str,
 ) -> Manifest:
-  """Describes the trainable State of a run, of arrays or abstract values."""
-  _checks.check_state('peftlib.make_manifest', 'trainable', trainable)
+  """Describes what is saved of a run.
+
+  Args:
+    state: What is saved, of arrays or abstract values: the trainable State of
+      a run, or what `peftlib.saved_filter` picks for an adapter.
+    config: What was injected, or None.
+    base_fingerprint: Identifies the base.
+  """
+  _checks.check_state('peftlib.make_manifest', 'state', state)
   fields = None
   if config is not None:
-    fields = {
-      f.name: getattr(config, f.name)
-      for f in dataclasses.fields(config)
-      if f.name not in _NOT_SAVED
-    }
-  leaves = {
+    fields = _config_to_json(config)
+  return Manifest(fields, leaves_of(state), base_fingerprint)
+
+
+def leaves_of(state: nnx.State) -> dict[str, tuple[tuple[int, ...], str]]:
+  """Shape and dtype of each leaf, by its path."""
+  return {
     name: (tuple(leaf.shape), str(leaf.dtype))
-    for name, leaf in _named_leaves(trainable).items()
+    for name, leaf in _named_leaves(state).items()
   }
-  return Manifest(fields, leaves, base_fingerprint)
 
 
-def config_of(manifest: Manifest) -> config_lib.LoraConfig | None:
-  """The `LoraConfig` that a manifest was made with, or None."""
+def config_of(manifest: Manifest) -> config_lib.Config | None:
+  """The config that a manifest was made with, or None.
+
+  Initializers are the default ones: they have done their work.
+
+  Raises:
+    ValueError: If it has a method that isn't registered.
+  """
   if manifest.config is None:
     return None
-  return config_lib.LoraConfig(**manifest.config)
+  if 'rules' not in manifest.config:
+    return config_lib.LoraConfig(**_with_tuples(manifest.config))
+  rules = []
+  for saved in manifest.config['rules']:
+    fields = _with_tuples(saved)
+    method = fields.pop('method')
+    if method is not None:
+      method = _with_tuples(method)
+      method = methods.by_name(method.pop('name'))(**method)
+    rules.append(config_lib.Rule(method=method, **fields))
+  return config_lib.AdapterConfig(
+    tuple(rules), tuple(manifest.config.get('train', ()))
+  )
+
+
+def _config_to_json(config: config_lib.Config) -> dict[str, Any]:
+  if isinstance(config, config_lib.LoraConfig):
+    return _fields(config)
+  rules = []
+  for rule in config.rules:
+    fields = _fields(rule)
+    fields['method'] = None
+    if rule.method is not None:
+      fields['method'] = {'name': rule.method.name, **_fields(rule.method)}
+    rules.append(fields)
+  return {'rules': rules, 'train': list(config.train)}
+
+
+def _fields(value: Any) -> dict[str, Any]:
+  """Fields of a dataclass as JSON has them; functions are left out."""
+  found = {}
+  for field in dataclasses.fields(value):
+    own = getattr(value, field.name)
+    if not callable(own):
+      found[field.name] = list(own) if isinstance(own, tuple) else own
+  return found
+
+
+def _with_tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
+  return {
+    name: tuple(value) if isinstance(value, list) else value
+    for name, value in fields.items()
+  }
 
 
 def save_adapter(
@@ -98,11 +159,11 @@ def save_adapter(
       f'peftlib.save_adapter: {path} exists; give another directory, or'
       ' overwrite=True.'
     )
-  own = make_manifest(trainable, None, manifest.base_fingerprint)
-  if own.leaves != manifest.leaves:
+  own = leaves_of(trainable)
+  if own != manifest.leaves:
     raise ValueError(
       'peftlib.save_adapter: the manifest describes another State than the'
-      f' one to save:\n{_differences(manifest.leaves, own.leaves)}'
+      f' one to save:\n{_differences(manifest.leaves, own)}'
     )
   path.parent.mkdir(parents=True, exist_ok=True)
   fresh = path.with_name(f'.{path.name}.new')
@@ -138,33 +199,101 @@ def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
   return _from_json(json.loads((path / _MANIFEST).read_text('utf-8')))
 
 
+@overload
 def restore_adapter(
-  directory: str | os.PathLike[str], like: nnx.State, manifest: Manifest
-) -> nnx.State:
-  """Reads trained variables into a State of the same structure.
+  directory: str | os.PathLike[str],
+  like: nnx.State,
+  manifest: Manifest,
+  *,
+  strict: Literal[True] = True,
+) -> nnx.State: ...
+
+
+@overload
+def restore_adapter(
+  directory: str | os.PathLike[str],
+  like: nnx.State,
+  manifest: Manifest,
+  *,
+  strict: Literal[False],
+) -> tuple[nnx.State, list[str]]: ...
+
+
+def restore_adapter(
+  directory: str | os.PathLike[str],
+  like: nnx.State,
+  manifest: Manifest,
+  *,
+  strict: bool = True,
+) -> nnx.State | tuple[nnx.State, list[str]]:
+  """Reads saved variables into a State of the same structure.
 
   Args:
     directory: What `save_adapter` wrote.
     like: A State of arrays or of `jax.ShapeDtypeStruct`s; shardings are kept.
     manifest: From `make_manifest` on `like`, for the run that goes on.
+    strict: Whether everything has to agree. With False the variables that both
+      have, in the same shape and dtype, are restored, whatever else differs.
 
   Returns:
-    `like` with the saved values; no leaf of `like` itself is left in it.
+    `like` with the saved values; no leaf of `like` itself is left in it, and
+    none that is abstract. With `strict=False` that, with `like`'s own values
+    where nothing was restored, and a list of lines, one for each difference.
 
   Raises:
     FileNotFoundError: If the directory isn't an adapter's.
-    ValueError: If rank, alpha, module path, base fingerprint, or a variable's
+    ValueError: If method, rules, rank, base fingerprint, or a variable's
       presence, shape or dtype differs; the text has saved and expected values.
+      With `strict=False`, if a variable of `like` that isn't in the adapter is
+      abstract.
   """
-  _checks.check_state('peftlib.restore_adapter', 'like', like)
+  function = 'peftlib.restore_adapter'
+  _checks.check_state(function, 'like', like)
   path = pathlib.Path(directory).absolute()
   saved = read_manifest(path)
-  _compare('peftlib.restore_adapter', path, saved, manifest, _ADAPTER_FIELDS)
+  differences = _compare(saved, manifest, _FREE_FIELDS)
+  if strict:
+    _refuse(function, path, differences)
   with ocp.StandardCheckpointer() as checkpointer:
-    stored = checkpointer.metadata(path / _ARRAYS).item_metadata
-    _check_leaves('peftlib.restore_adapter', path, dict(stored.items()), like)
-    restored = checkpointer.restore(path / _ARRAYS, _abstract_leaves(like))
+    stored = dict(checkpointer.metadata(path / _ARRAYS).item_metadata.items())
+    found = _leaf_differences(stored, like)
+    if strict:
+      _refuse_leaves(function, path, found)
+    abstract = _abstract_leaves(like)
+    left = [name for name in abstract if name in found or name not in stored]
+    wanted = {name: abstract[name] for name in abstract if name not in left}
+    if not strict:
+      return _restored_part(
+        function, path, checkpointer, stored, like, wanted, differences
+      )
+    restored = checkpointer.restore(path / _ARRAYS, wanted)
   return _from_named_leaves(restored, like)
+
+
+def _restored_part(
+  function: str,
+  path: pathlib.Path,
+  checkpointer: Any,
+  stored: Mapping[str, Any],
+  like: nnx.State,
+  wanted: Mapping[str, Any],
+  differences: Mapping[str, str],
+) -> tuple[nnx.State, list[str]]:
+  own = _named_leaves(like)
+  for name in own:
+    if name not in wanted and isinstance(own[name], jax.ShapeDtypeStruct):
+      raise ValueError(
+        f'{function}: {path} has nothing for {name}, which is abstract; give a'
+        ' State of arrays.'
+      )
+  # Orbax restores all of an item or none.
+  everything = {
+    name: jax.ShapeDtypeStruct(tuple(v.shape), v.dtype)
+    for name, v in stored.items()
+  }
+  restored = checkpointer.restore(path / _ARRAYS, everything | dict(wanted))
+  values = {**own, **{name: restored[name] for name in wanted}}
+  return _from_named_leaves(values, like), list(differences.values())
 
 
 def open_run(
@@ -247,11 +376,12 @@ def restore_run(
     ),
   )
   saved = _from_json(read['manifest'])
-  fields = tuple(manifest.config or ())
-  _compare('peftlib.restore_run', path, saved, manifest, fields)
+  _refuse('peftlib.restore_run', path, _compare(saved, manifest, ()))
   with ocp.StandardCheckpointer() as checkpointer:
     stored = checkpointer.metadata(path / 'train_state').item_metadata
-  _check_leaves('peftlib.restore_run', path, dict(stored.items()), like)
+  _refuse_leaves(
+    'peftlib.restore_run', path, _leaf_differences(dict(stored.items()), like)
+  )
   restored = manager.restore(
     step,
     args=ocp.args.Composite(
@@ -347,49 +477,84 @@ def _from_json(value: Mapping[str, Any]) -> Manifest:
 
 def _differences(saved: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
   """One line for each name whose values differ."""
+  return '\n'.join(f'  {x}' for x in _by_name(saved, expected).values())
+
+
+def _by_name(
+  saved: Mapping[str, Any], expected: Mapping[str, Any]
+) -> dict[str, str]:
+  """What differs, by name."""
   show = lambda side, name: repr(side[name]) if name in side else 'missing'
-  return '\n'.join(
-    f'  {name}: saved {show(saved, name)}, expected {show(expected, name)}'
+  return {
+    name: (
+      f'{name}: saved {show(saved, name)}, expected {show(expected, name)}'
+    )
     for name in sorted({*saved, *expected})
     if saved.get(name) != expected.get(name)
     or (name in saved) != (name in expected)
-  )
+  }
 
 
 def _compare(
-  function: str,
-  path: pathlib.Path,
-  saved: Manifest,
-  expected: Manifest,
-  fields: tuple[str, ...],
-) -> None:
+  saved: Manifest, expected: Manifest, free: Sequence[str]
+) -> dict[str, str]:
+  """What differs between two manifests, by name."""
+
   def flat(manifest: Manifest) -> dict[str, Any]:
-    config = manifest.config or {}
-    method = 'full' if manifest.config is None else 'lora'
     return {
-      'method': method,
+      **_flat_config(manifest.config, free),
       'base_fingerprint': manifest.base_fingerprint,
-      **{name: config[name] for name in fields if name in config},
       **manifest.leaves,
     }
 
-  differences = _differences(flat(saved), flat(expected))
-  if differences:
-    raise ValueError(
-      f'{function}: {path} does not fit this run:\n{differences}'
-    )
+  return _by_name(flat(saved), flat(expected))
 
 
-def _check_leaves(
-  function: str, path: pathlib.Path, stored: Mapping[str, Any], like: Any
+def _flat_config(
+  config: Mapping[str, Any] | None, free: Sequence[str]
+) -> dict[str, Any]:
+  """The fields of a config that have to agree, by name."""
+  if config is None:
+    return {'method': 'full'}
+  if 'rules' not in config:
+    own = {k: v for k, v in config.items() if k not in free}
+    return {'method': 'lora', **own}
+  found: dict[str, Any] = {}
+  for i, rule in enumerate(config['rules']):
+    method = rule['method'] or {'name': 'none'}
+    # A single rule's fields go by their own names, as LoraConfig's do.
+    prefix = f'rules[{i}].' if len(config['rules']) > 1 else ''
+    found[f'{prefix}method'] = method['name']
+    own = {**rule, **method}
+    for name, value in own.items():
+      if name not in (*free, 'method', 'name') and value not in (None, []):
+        found[f'{prefix}{name}'] = value
+  if config['train']:
+    found['train'] = config['train']
+  return found
+
+
+def _refuse(
+  function: str, path: pathlib.Path, differences: Mapping[str, str]
 ) -> None:
-  """Raises where the arrays on disk aren't exactly those of `like`."""
-  differences = _differences(
+  if differences:
+    lines = '\n'.join(f'  {x}' for x in differences.values())
+    raise ValueError(f'{function}: {path} does not fit this run:\n{lines}')
+
+
+def _leaf_differences(stored: Mapping[str, Any], like: Any) -> dict[str, str]:
+  """Where the arrays on disk aren't exactly those of `like`."""
+  return _by_name(
     {k: (tuple(v.shape), str(v.dtype)) for k, v in stored.items()},
     {k: (tuple(v.shape), str(v.dtype)) for k, v in _named_leaves(like).items()},
   )
+
+
+def _refuse_leaves(
+  function: str, path: pathlib.Path, differences: Mapping[str, str]
+) -> None:
   if differences:
+    lines = '\n'.join(f'  {x}' for x in differences.values())
     raise ValueError(
-      f'{function}: the arrays in {path} are not those of this'
-      f' run:\n{differences}'
+      f'{function}: the arrays in {path} are not those of this run:\n{lines}'
     )

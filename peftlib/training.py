@@ -12,6 +12,7 @@ import optax
 from peftlib import _checks
 from peftlib import config as config_lib
 from peftlib import injection
+from peftlib import slots as slots_lib
 from peftlib import targets
 
 Batch = Any
@@ -70,6 +71,18 @@ def trainable_filter(config: config_lib.Config | None) -> Any:
     return nnx.LoRAParam
   named = nnx.All(nnx.Param, _Named(config.train))
   return nnx.Any(nnx.LoRAParam, named)
+
+
+def saved_filter(config: config_lib.Config | None) -> Any:
+  """The filter that picks what an adapter's file has to have.
+
+  Args:
+    config: As `trainable_filter`.
+
+  Returns:
+    What is trained, and the adapters' constants (`peftlib.AdapterConstant`).
+  """
+  return nnx.Any(trainable_filter(config), slots_lib.AdapterConstant)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,9 +7,12 @@ import jax
 
 import peftlib
 from peftlib import checkpoint
+from peftlib import config as config_lib
 from peftlib import data
+from peftlib import methods
 from peftlib import models
 from peftlib.cli import errors
+from peftlib.cli import options as options_lib
 from peftlib.models import loading
 import transforms
 
@@ -34,7 +37,7 @@ class Adapted(NamedTuple):
 
   graphdef: nnx.GraphDef[Any]
   state: nnx.State
-  config: peftlib.LoraConfig | None
+  config: config_lib.Config | None
 
 
 def load_base(
@@ -84,8 +87,24 @@ def load_tokenizer(path: str) -> data.Tokenizer:
   return tokenizer
 
 
+def make_config(options: options_lib.Method) -> config_lib.Config | None:
+  """What the flags of a command say of adapters; None for the whole model."""
+  fields = options_lib.adapter_fields(options)
+  if fields is None:
+    return None
+  quantized = {name: fields[name] for name in ('weight_qtype', 'tile_size')}
+  if fields['method'] == 'lora':
+    return peftlib.LoraConfig(
+      module_path=fields['module_path'], **fields['fields'], **quantized
+    )
+  method = methods.by_name(fields['method'])(**fields['fields'])
+  return peftlib.AdapterConfig(
+    (peftlib.Rule(fields['module_path'], method, **quantized),)
+  )
+
+
 def assemble(
-  base: Base, config: peftlib.LoraConfig | None, *, key: jax.Array
+  base: Base, config: config_lib.Config | None, *, key: jax.Array
 ) -> Assembled:
   """Adds adapters, quantizes what they sit on, and splits off what is trained.
 
@@ -103,7 +122,7 @@ def assemble(
   if config is not None:
     tokens = jax.ShapeDtypeStruct((1, 8), 'int32')
     graphdef, state = peftlib.inject(graphdef, state, config, tokens, key=key)
-    if config.weight_qtype is not None:
+    if any(rule.weight_qtype for rule in config.rules):
       graphdef, state = peftlib.quantize_base(graphdef, state, config, tokens)
   trainable, frozen = transforms.partition(
     state, peftlib.trainable_filter(config), ...
@@ -132,7 +151,10 @@ def load_adapted(
   base, fingerprint = load_base(path, compute_dtype=compute_dtype)
   graphdef, trainable, frozen = assemble(base, config, key=jax.random.key(0))
   del base
-  trainable = checkpoint.restore_adapter(
-    adapter, trainable, checkpoint.make_manifest(trainable, config, fingerprint)
+  state = transforms.merge(trainable, frozen)
+  del trainable, frozen
+  own, rest = transforms.partition(state, peftlib.saved_filter(config), ...)
+  own = checkpoint.restore_adapter(
+    adapter, own, checkpoint.make_manifest(own, config, fingerprint)
   )
-  return Adapted(graphdef, transforms.merge(trainable, frozen), config)
+  return Adapted(graphdef, transforms.merge(own, rest), config)

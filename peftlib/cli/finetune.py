@@ -19,6 +19,7 @@ from rich import console as rich_console
 
 import peftlib
 from peftlib import checkpoint
+from peftlib import config as config_lib
 from peftlib import data
 from peftlib import losses
 from peftlib.cli import assembly
@@ -42,7 +43,7 @@ class _Inputs(NamedTuple):
   questions: list[evaluation.Questions]
   steps: int
   mesh: jax.sharding.Mesh | None
-  config: peftlib.LoraConfig | None
+  config: config_lib.Config | None
   modules: list[display.ModuleRow]
 
 
@@ -133,10 +134,13 @@ def _run(
         f' To go on, give the same flags and --resume.',
       )
       return 128 + trained.signal
+  adapter = transforms.merge(
+    trained.train_state.trainable, _constants(setup.frozen)
+  )
   checkpoint.save_adapter(
     run_paths.adapter,
-    trained.train_state.trainable,
-    setup.manifest,
+    adapter,
+    setup.manifest._replace(leaves=checkpoint.leaves_of(adapter)),
     overwrite=True,
   )
   after = _ask_all(
@@ -179,8 +183,7 @@ def _read_inputs(options: options_lib.Finetune) -> _Inputs:
     )
     for path in options.eval_data
   ]
-  fields = options_lib.lora_fields(options)
-  config = None if fields is None else peftlib.LoraConfig(**fields)
+  config = assembly.make_config(options)
   # What doesn't fit the model is found without its weights.
   abstract = assembly.assemble(
     assembly.abstract_base(
@@ -246,13 +249,37 @@ def _start(
     return train_state
   if options.restore_adapter is None:
     return setup.train_state
-  trainable = checkpoint.restore_adapter(
-    options.restore_adapter, setup.train_state.trainable, setup.manifest
+  trainable = setup.train_state.trainable
+  like = transforms.merge(trainable, _constants(setup.frozen))
+  adapter = checkpoint.restore_adapter(
+    options.restore_adapter,
+    like,
+    setup.manifest._replace(leaves=checkpoint.leaves_of(like)),
   )
+  # Equal to those of this run: they are drawn by the same rule.
+  constants, trainable = transforms.partition(
+    adapter, peftlib.AdapterConstant, ...
+  )
+  _check_constants(options, constants, _constants(setup.frozen))
   display.say(
     console, f'Started from the adapter in {options.restore_adapter}.'
   )
   return setup.train_state._replace(trainable=trainable)
+
+
+def _constants(frozen: nnx.State) -> nnx.State:
+  return transforms.select(frozen, peftlib.AdapterConstant)
+
+
+def _check_constants(
+  options: options_lib.Finetune, saved: nnx.State, own: nnx.State
+) -> None:
+  for a, b in zip(jax.tree.leaves(saved), jax.tree.leaves(own), strict=True):
+    if not np.array_equal(a, b):
+      raise errors.UserError(
+        f'--restore_adapter={options.restore_adapter}: its frozen variables'
+        f' were drawn from another seed than --seed={options.seed}; give that'
+      )
 
 
 def _before(

@@ -2,7 +2,6 @@
 
 import jax
 
-import peftlib
 from peftlib import checkpoint
 from peftlib.cli import assembly
 from peftlib.cli import display
@@ -28,8 +27,7 @@ def run(options: options_lib.Inspect) -> int:
   if options.adapter is not None:
     config = checkpoint.config_of(checkpoint.read_manifest(options.adapter))
   else:
-    fields = options_lib.lora_fields(options)
-    config = None if fields is None else peftlib.LoraConfig(**fields)
+    config = assembly.make_config(options)
   base = assembly.abstract_base(
     str(options.model), compute_dtype=options.compute_dtype
   )

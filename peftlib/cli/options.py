@@ -44,7 +44,29 @@ FREE_ON_RESUME = frozenset(
     'debug',
   }
 )
-_LORA_ONLY = ('rank', 'alpha', 'dropout', 'module_path', 'tile_size')
+# What each method takes of --rank, --alpha and --dropout, and what it is where
+# the flag isn't given; None where there is no such thing.
+_Usual = dict[str, float | None]
+_LORA_LIKE: _Usual = {'rank': 16, 'alpha': 32.0, 'dropout': 0.0}
+METHODS: dict[str, _Usual] = {
+  'lora': _LORA_LIKE,
+  'rslora': {**_LORA_LIKE, 'alpha': 8.0},
+  'dora': _LORA_LIKE,
+  'lora_fa': _LORA_LIKE,
+  'lora_orthogonal': _LORA_LIKE,
+  'pissa': _LORA_LIKE,
+  'olora': _LORA_LIKE,
+  'hira': {'rank': 32, 'alpha': None, 'dropout': 0.0},
+  'shira': {'rank': 16, 'alpha': None, 'dropout': None},
+  'miss': {'rank': 64, 'alpha': None, 'dropout': 0.0},
+  'gralora': {'rank': 32, 'alpha': 64.0, 'dropout': 0.0},
+  'loha': {'rank': 8, 'alpha': 8.0, 'dropout': None},
+  'lokr': {'rank': 8, 'alpha': 8.0, 'dropout': None},
+  'oft': {'rank': None, 'alpha': None, 'dropout': None},
+  'ia3': {'rank': None, 'alpha': None, 'dropout': None},
+  'vera': {'rank': 256, 'alpha': None, 'dropout': 0.0},
+}
+_ADAPTERS_ONLY = ('rank', 'alpha', 'dropout', 'module_path', 'tile_size')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,11 +108,20 @@ class Method:
   """What is trained."""
 
   method: str = flags.choice(
-    'lora', 'Adapters alone, or the whole model.', of=('lora', 'full')
+    'lora',
+    'Which adapters are trained, or full: the whole model.',
+    of=(*METHODS, 'full'),
   )
-  rank: int = flags.integer(16, 'Rank of the adapters.', low=1)
+  rank: int = flags.integer(
+    16,
+    'Rank of the adapters. Without the flag what is usual for the method.',
+    low=1,
+  )
   alpha: float = flags.number(
-    32.0, 'An adapter is scaled by alpha / rank.', above=0
+    32.0,
+    'An adapter is scaled by alpha / rank (rslora: by alpha / sqrt(rank)).'
+    ' Without the flag what is usual for the method.',
+    above=0,
   )
   dropout: float = flags.number(
     0.0, "Dropout of the adapters' input, in training.", low=0, below=1
@@ -341,7 +372,7 @@ def check_finetune(options: Finetune, given: Collection[str]) -> Finetune:
     options,
     model=_model(options.model),
     steps=steps,
-    **_resolved_method(options),
+    **_resolved_method(options, given),
   )
 
 
@@ -404,7 +435,7 @@ def check_inspect(options: Inspect, given: Collection[str]) -> Inspect:
       )
   _check_method(options, given)
   return dataclasses.replace(
-    options, model=_model(options.model), **_resolved_method(options)
+    options, model=_model(options.model), **_resolved_method(options, given)
   )
 
 
@@ -437,20 +468,26 @@ def parse_mesh(text: str) -> dict[str, int]:
   return axes
 
 
-def lora_fields(options: Method) -> dict[str, Any] | None:
-  """Arguments of `LoraConfig`, or None where the whole model is trained.
+def adapter_fields(options: Method) -> dict[str, Any] | None:
+  """What the adapters are, or None where the whole model is trained.
 
   Args:
     options: Resolved by one of the checks.
+
+  Returns:
+    'method', the fields of `peftlib.Rule`, and 'fields', those of the method.
   """
   if options.method == 'full':
     return None
   quantized = options.weight_qtype != 'none'
   return {
+    'method': options.method,
+    'fields': {
+      name: getattr(options, name)
+      for name, usual in METHODS[options.method].items()
+      if usual is not None
+    },
     'module_path': options.module_path,
-    'rank': options.rank,
-    'alpha': options.alpha,
-    'dropout': options.dropout,
     'weight_qtype': options.weight_qtype if quantized else None,
     'tile_size': options.tile_size or None,
   }
@@ -464,7 +501,7 @@ def _check_method(options: Method, given: Collection[str]) -> None:
       f'--module_path={options.module_path}: must be a regular expression: {e}'
     ) from e
   if options.method == 'full':
-    for name in _LORA_ONLY:
+    for name in _ADAPTERS_ONLY:
       if name in given:
         raise errors.UserError(
           f'--{name}={getattr(options, name)}: --method=full has no adapters;'
@@ -475,21 +512,37 @@ def _check_method(options: Method, given: Collection[str]) -> None:
         f'--weight_qtype={options.weight_qtype}: quantized weights cannot be'
         ' trained; must be none with --method=full'
       )
-  elif options.weight_qtype == 'none' and options.tile_size is not None:
+    return
+  for name, usual in METHODS[options.method].items():
+    if usual is None and name in given:
+      raise errors.UserError(
+        f'--{name}={getattr(options, name)}: --method={options.method} has no'
+        f' {name}; leave it out'
+      )
+  if options.weight_qtype == 'none' and options.tile_size is not None:
     raise errors.UserError(
       f'--tile_size={options.tile_size}: there is nothing to tile with'
       ' --weight_qtype=none; leave it out'
     )
 
 
-def _resolved_method(options: Method) -> dict[str, Any]:
+def _resolved_method(options: Method, given: Collection[str]) -> dict[str, Any]:
   qtype = options.weight_qtype
   if qtype is None:
     qtype = 'none' if options.method == 'full' else 'nf4'
   tile = options.tile_size
   if tile is None:
     tile = 0 if qtype == 'none' else 64
-  return {'weight_qtype': qtype, 'tile_size': tile}
+  usual = METHODS.get(options.method, {})
+  return {
+    'weight_qtype': qtype,
+    'tile_size': tile,
+    **{
+      name: value
+      for name, value in usual.items()
+      if value is not None and name not in given
+    },
+  }
 
 
 def _model(path: str | None) -> str:

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import pathlib
@@ -8,10 +9,12 @@ import chex
 from flax import nnx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 import peftlib
 from peftlib import checkpoint
+from peftlib import methods
 from tests.peftlib import toy_models
 import transforms
 
@@ -76,6 +79,120 @@ class AdapterTest(parameterized.TestCase):
     )
     full = checkpoint.make_manifest(self.trainable, None, 'base-1')
     self.assertIsNone(checkpoint.config_of(full))
+
+  def test_manifest_of_rules(self):
+    config = peftlib.AdapterConfig(
+      (
+        peftlib.Rule(
+          ('up',), methods.Dora(rank=2), layers=(0, 2), exclude='x.*'
+        ),
+        peftlib.Rule(
+          'all-linear',
+          methods.Vera(rank=3, projection_shape=(16, 16)),
+          weight_qtype='nf4',
+          tile_size=8,
+        ),
+        peftlib.Rule('head', None, weight_qtype='int8'),
+      ),
+      train=('norm',),
+    )
+    manifest = checkpoint.make_manifest(self.trainable, config, 'base-1')
+    checkpoint.save_adapter(self.directory, self.trainable, manifest)
+    read = checkpoint.read_manifest(self.directory)
+    self.assertEqual(read, manifest)
+    self.assertEqual(checkpoint.config_of(read), config)
+    other = dataclasses.replace(
+      config,
+      rules=(
+        dataclasses.replace(
+          config.rules[0], method=methods.Lora(rank=2), layers=(0, 1)
+        ),
+        *config.rules[1:],
+      ),
+      train=(),
+    )
+    with self.assertRaises(ValueError) as raised:
+      checkpoint.restore_adapter(
+        self.directory,
+        self.trainable,
+        checkpoint.make_manifest(self.trainable, other, 'base-2'),
+      )
+    self.assertEqual(
+      str(raised.exception).split('\n')[1:],
+      [
+        "  base_fingerprint: saved 'base-1', expected 'base-2'",
+        '  rules[0].layers: saved [0, 2], expected [0, 1]',
+        "  rules[0].method: saved 'dora', expected 'lora'",
+        "  train: saved ['norm'], expected missing",
+      ],
+    )
+
+  def test_quantization_and_dropout_may_differ(self):
+    rule = peftlib.Rule('up', methods.Hira(rank=2), weight_qtype='nf4')
+    manifest = checkpoint.make_manifest(
+      self.trainable, peftlib.AdapterConfig((rule,)), 'base-1'
+    )
+    checkpoint.save_adapter(self.directory, self.trainable, manifest)
+    free = dataclasses.replace(
+      rule, method=methods.Hira(rank=2, dropout=0.5), weight_qtype=None
+    )
+    got = checkpoint.restore_adapter(
+      self.directory,
+      self.trainable,
+      checkpoint.make_manifest(
+        self.trainable, peftlib.AdapterConfig((free,)), 'base-1'
+      ),
+    )
+    chex.assert_trees_all_equal(got, self.trainable)
+
+  def test_what_both_have_and_the_list_of_what_is_left(self):
+    self._save()
+    flat = nnx.to_flat_state(self.trainable)
+    first, *_, last = (path for path, _ in flat)
+    like = []
+    for path, variable in flat:
+      zeros = variable.replace(jnp.zeros_like(variable.get_value()))
+      if path == first:
+        zeros = variable.replace(jnp.full((3, 5), 7.0))
+      if path != last:
+        like.append((path, zeros))
+    extra = (*last[:-1], 'extra')
+    like.append((extra, nnx.LoRAParam(jnp.ones(2))))
+    like = nnx.from_flat_state(like)
+    config = dataclasses.replace(CONFIG, rank=5)
+    manifest = checkpoint.make_manifest(like, config, 'base-1')
+    got, left = checkpoint.restore_adapter(
+      self.directory, like, manifest, strict=False
+    )
+    own = dict(nnx.to_flat_state(got))
+    self.assertEqual(own.keys(), dict(nnx.to_flat_state(like)).keys())
+    for path, variable in flat:
+      if path not in (first, last):
+        chex.assert_trees_all_equal(own[path], variable)
+    np.testing.assert_array_equal(own[first].get_value(), np.full((3, 5), 7.0))
+    np.testing.assert_array_equal(own[extra].get_value(), np.ones(2))
+    names = ['/'.join(map(str, path)) for path in (first, extra, last)]
+    saved = self.manifest.leaves
+    self.assertEqual(
+      left,
+      sorted(
+        [
+          f"{names[0]}: saved {saved[names[0]]}, expected ((3, 5), 'float32')",
+          f"{names[1]}: saved missing, expected ((2,), 'float32')",
+          f'{names[2]}: saved {saved[names[2]]}, expected missing',
+          f'rank: saved {CONFIG.rank}, expected 5',
+        ]
+      ),
+    )
+    with self.assertRaisesRegex(
+      ValueError, f'has nothing for {names[0]}, which is abstract'
+    ):
+      checkpoint.restore_adapter(
+        self.directory,
+        jax.eval_shape(lambda: like),
+        manifest,
+        strict=False,
+      )
 
   def test_restores_onto_a_mesh(self):
     self._save()

@@ -8,6 +8,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from peftlib import config
+from peftlib import methods
 from peftlib.cli import errors
 from peftlib.cli import flags
 from peftlib.cli import options
@@ -50,20 +51,41 @@ class OptionsTest(parameterized.TestCase):
     found = self.finetune(*arguments)
     self.assertEqual((found.weight_qtype, found.tile_size), expected)
 
-  def test_lora_fields_are_the_config(self):
-    found = options.lora_fields(self.finetune('--rank=4', '--tile_size=0'))
-    self.assertEqual(
-      config.LoraConfig(**found),
-      config.LoraConfig(
-        module_path='.*_proj',
-        rank=4,
-        alpha=32.0,
-        dropout=0.0,
-        weight_qtype='nf4',
-        tile_size=None,
-      ),
+  @parameterized.named_parameters(
+    ('lora', 'lora', {'rank': 16, 'alpha': 32.0, 'dropout': 0.0}),
+    ('rslora', 'rslora', {'rank': 16, 'alpha': 8.0, 'dropout': 0.0}),
+    ('vera', 'vera', {'rank': 256, 'dropout': 0.0}),
+    ('oft', 'oft', {}),
+  )
+  def test_a_method_has_fields_of_its_own(self, method, fields):
+    found = options.adapter_fields(
+      self.finetune(f'--method={method}', '--tile_size=0')
     )
-    self.assertIsNone(options.lora_fields(self.finetune('--method=full')))
+    self.assertEqual(
+      found,
+      {
+        'method': method,
+        'fields': fields,
+        'module_path': '.*_proj',
+        'weight_qtype': 'nf4',
+        'tile_size': None,
+      },
+    )
+    made = methods.by_name(method)(**found['fields'])
+    self.assertEqual({name: getattr(made, name) for name in fields}, fields)
+
+  def test_given_values_are_the_method_s(self):
+    found = options.adapter_fields(
+      self.finetune('--method=hira', '--rank=4', '--dropout=0.1')
+    )
+    self.assertEqual(found['fields'], {'rank': 4, 'dropout': 0.1})
+    self.assertIsNone(options.adapter_fields(self.finetune('--method=full')))
+
+  def test_every_method_is_registered_and_takes_its_fields(self):
+    for name, usual in options.METHODS.items():
+      own = {f.name for f in dataclasses.fields(methods.by_name(name))}
+      takes = {field for field, value in usual.items() if value is not None}
+      self.assertLessEqual(takes, own, name)
 
   def test_epochs_take_the_place_of_steps(self):
     found = self.finetune('--epochs=0.5')
