@@ -45,6 +45,16 @@ _COMMANDS = {
     options.Generate,
     options.check_generate,
   ),
+  'merge': _Command(
+    'Write a model with the adapter in its weights.',
+    options.Merge,
+    options.check_merge,
+  ),
+  'export': _Command(
+    'Write an adapter as HF peft reads it.',
+    options.Export,
+    options.check_export,
+  ),
   'inspect': _Command(
     'Show which modules of a model would be trained.',
     options.Inspect,

@@ -1,5 +1,6 @@
 """From paths and flags to a model that is ready: loaded, adapted, split."""
 
+import os
 from typing import Any, NamedTuple
 
 from flax import nnx
@@ -9,6 +10,7 @@ import peftlib
 from peftlib import checkpoint
 from peftlib import config as config_lib
 from peftlib import data
+from peftlib import hf
 from peftlib import methods
 from peftlib import models
 from peftlib.cli import errors
@@ -137,7 +139,8 @@ def load_adapted(
 
   Args:
     path: A GGUF file or a Hugging Face directory.
-    adapter: A directory that `checkpoint.save_adapter` wrote, or None.
+    adapter: A directory that `checkpoint.save_adapter` or HF peft wrote, or
+      None.
     compute_dtype: Name of the dtype to compute in.
 
   Raises:
@@ -147,6 +150,10 @@ def load_adapted(
   if adapter is None:
     base, _ = load_base(path, compute_dtype=compute_dtype)
     return Adapted(base.graphdef, base.state, None)
+  if os.path.isfile(os.path.join(adapter, hf.CONFIG)):
+    base, _ = load_base(path, compute_dtype=compute_dtype)
+    loaded = hf.load_adapter(adapter, base.graphdef, base.state)
+    return Adapted(loaded.graphdef, loaded.state, loaded.config)
   config = checkpoint.config_of(checkpoint.read_manifest(adapter))
   base, fingerprint = load_base(path, compute_dtype=compute_dtype)
   graphdef, trainable, frozen = assemble(base, config, key=jax.random.key(0))

@@ -318,6 +318,29 @@ class Generate(Common, Adapter, Model):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Output:
+  """What is written."""
+
+  output: str | None = flags.text(
+    None, 'Folder to write; nothing may be there.', right='a path'
+  )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Merge(Common, Output, Adapter, Model):
+  """Merging."""
+
+  dtype: str = flags.choice(
+    'float32', 'Type of the weights.', of=('float32', 'bfloat16', 'float16')
+  )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Export(Common, Output, Adapter, Model):
+  """Export."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Inspect(Common, Adapter, Method, Model):
   """Inspection."""
 
@@ -420,6 +443,32 @@ def check_generate(options: Generate, given: Collection[str]) -> Generate:
       f'--top_p={options.top_p}: needs a --temperature above 0'
     )
   return dataclasses.replace(options, model=_model(options.model))
+
+
+def check_merge(options: Merge, given: Collection[str]) -> Merge:
+  """As `check_finetune`, for `peftlib merge`."""
+  del given
+  _check_output(options.adapter, options.output)
+  return dataclasses.replace(options, model=_model(options.model))
+
+
+def check_export(options: Export, given: Collection[str]) -> Export:
+  """As `check_finetune`, for `peftlib export`."""
+  del given
+  _check_output(options.adapter, options.output)
+  return dataclasses.replace(options, model=_model(options.model))
+
+
+def _check_output(adapter: str | None, output: str | None) -> None:
+  if adapter is None:
+    raise errors.UserError('--adapter: give the folder of an adapter')
+  _check_exists('--adapter', adapter, 'a folder of an adapter')
+  if output is None:
+    raise errors.UserError('--output: give a folder to write')
+  if os.path.lexists(output):
+    raise errors.UserError(
+      f'--output={output}: is there already; give another folder'
+    )
 
 
 def check_inspect(options: Inspect, given: Collection[str]) -> Inspect:
