@@ -1,15 +1,23 @@
 """Adapter methods, one a file, in one registry."""
 
 from peftlib.methods.dora import Dora
+from peftlib.methods.eva_start import Moments
+from peftlib.methods.eva_start import eva
+from peftlib.methods.eva_start import moments
 from peftlib.methods.gralora import Gralora
 from peftlib.methods.hira import Hira
 from peftlib.methods.ia3 import Ia3
 from peftlib.methods.initialization import gaussian
 from peftlib.methods.initialization import kaiming
+from peftlib.methods.loftq_start import LoftQ
+from peftlib.methods.loftq_start import loftq
 from peftlib.methods.loha import Loha
 from peftlib.methods.lokr import Lokr
 from peftlib.methods.lora import Lora
 from peftlib.methods.lora_fa import LoraFA
+from peftlib.methods.lora_ga_start import lora_ga
+from peftlib.methods.lora_plus import loraplus
+from peftlib.methods.lora_plus import scale_lora_b
 from peftlib.methods.method import INPUTS
 from peftlib.methods.method import OUTPUTS
 from peftlib.methods.method import FrozenOp
@@ -38,11 +46,13 @@ __all__ = [
   'INPUTS',
   'Ia3',
   'Loha',
+  'LoftQ',
   'Lokr',
   'Lora',
   'LoraFA',
   'Method',
   'Miss',
+  'Moments',
   'OUTPUTS',
   'Oft',
   'Olora',
@@ -56,8 +66,14 @@ __all__ = [
   'Vera',
   'Weight',
   'by_name',
+  'eva',
   'gaussian',
   'kaiming',
+  'loftq',
+  'lora_ga',
+  'loraplus',
+  'moments',
   'register',
   'registry',
+  'scale_lora_b',
 ]

@@ -259,6 +259,14 @@ def check_field(method: Any, field: str, ok: bool, right: str) -> None:
     )
 
 
+def check_argument(
+  function: str, name: str, given: Any, ok: bool, right: str
+) -> None:
+  """Raises ValueError naming a function's argument and value unless `ok`."""
+  if not ok:
+    raise ValueError(f'{function}: {name}={given!r} must be {right}.')
+
+
 def check_positive(method: Any, field: str) -> None:
   """Raises ValueError unless the field is a whole number above zero."""
   value = getattr(method, field)

@@ -16,6 +16,8 @@ their start by random numbers. For each case the file has
   <case>/g/<name>       gradients of those that peft trains
   <case>/merged         the weight after `merge_and_unload`
   <case>/trainable      number of trained parameters
+  eva/...               batches, components and singular values
+  lora_ga_<direction>_<scale>/weight, gradient, a, b, frozen
   lokr_factors          rows of size, wanted, small, large
 """
 
@@ -25,6 +27,8 @@ from typing import Any
 import numpy as np
 import peft
 from peft.tuners.lokr.layer import factorization
+from peft.tuners.lora.config import LoraGAConfig
+from peft.utils.incremental_pca import IncrementalPCA
 import torch
 
 _IN, _OUT, _ROWS = 12, 8, 5
@@ -185,10 +189,54 @@ def case(name: str, config: peft.PeftConfig) -> dict[str, np.ndarray]:
   return {f'{name}/{key}': value for key, value in out.items()}
 
 
+def eva() -> dict[str, np.ndarray]:
+  """The incremental SVD of EVA, over two batches."""
+  torch.manual_seed(0)
+  spread = 5 * 0.5 ** torch.arange(_IN)
+  turn = torch.linalg.qr(torch.randn(_IN, _IN))[0]
+  x = (torch.randn(2, 40, _IN) * spread) @ turn + torch.randn(_IN)
+  pca = IncrementalPCA(n_components=4)
+  for batch in x:
+    pca.partial_fit(batch)
+  return {
+    'eva/x': x.numpy(),
+    'eva/components': pca.components_.numpy(),
+    'eva/singular_values': pca.singular_values_.numpy(),
+  }
+
+
+def lora_ga(direction: str, scale: str) -> dict[str, np.ndarray]:
+  """LoRA-GA's start, from a gradient that is random."""
+  torch.manual_seed(0)
+  layer = torch.nn.Linear(_IN, _OUT, bias=False)
+  layer._peft_loraga_grad = torch.randn(_OUT, _IN)
+  out = {
+    'weight': layer.weight.detach().numpy().copy(),
+    'gradient': layer._peft_loraga_grad.numpy().copy(),
+  }
+  how = LoraGAConfig(direction=direction, scale=scale, stable_gamma=9)
+  model = peft.get_peft_model(
+    _Net(layer), _lora(init_lora_weights='lora_ga', lora_ga_config=how)
+  )
+  start = _adapter(model)
+  out |= {
+    'a': start['lora_A'].detach().numpy(),
+    'b': start['lora_B'].detach().numpy(),
+    'frozen': _frozen_weight(model),
+  }
+  prefix = f'lora_ga_{direction}_{scale}'
+  return {f'{prefix}/{key}': value for key, value in out.items()}
+
+
 def main() -> None:
   arrays = {}
   for name, config in CASES.items():
     arrays |= case(name, config)
+  arrays |= eva()
+  for direction in ('ArBr', 'A2rBr', 'ArB2r'):
+    arrays |= lora_ga(direction, 'stable')
+  for scale in ('weight_svd', 'gd_scale', 'unit'):
+    arrays |= lora_ga('ArB2r', scale)
   arrays['lokr_factors'] = np.array(
     [
       (size, wanted, *factorization(size, wanted))
