@@ -67,7 +67,7 @@ class DoraTest(method_cases.MethodTestCase, parameterized.TestCase):
     np.testing.assert_allclose(
       method.apply(x, op, v), x @ value, rtol=1e-5, atol=1e-5
     )
-    for gradient in jax.tree.leaves(jax.jit(jax.grad(loss))(v)):
+    for gradient in jax.tree.leaves(method_cases.jit(jax.grad(loss))(v)):
       self.assertTrue(np.isfinite(gradient).all())
     self.assertTrue(np.isfinite(method.merge(value, v)).all())
 

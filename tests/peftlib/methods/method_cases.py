@@ -11,6 +11,11 @@ import numpy as np
 from peftlib.methods import method as method_lib
 from tests.peftlib.methods import linear_op
 
+# Many small functions that run once: their compilation is what takes time.
+jit = functools.partial(
+  jax.jit, compiler_options={'xla_backend_optimization_level': 0}
+)
+
 _GOLDEN = pathlib.Path(__file__).parents[2] / 'golden' / 'methods.npz'
 
 
@@ -52,11 +57,11 @@ class MethodTestCase(chex.TestCase):
   """Checks of one method with some hyperparameters."""
 
   def check_laws(self, method, *, rows=12, columns=8, kind='linear'):
-    """Shapes, dtypes, start, `apply` against `merge`; eager, jit, abstract."""
+    """Shapes, dtypes, start, `apply` against `merge`; mapped and abstract."""
     weight, value = weight_of(rows, columns, kind)
     specs = method.variables(weight)
     method.check(weight)
-    init = jax.jit(lambda key, value: method.init(key, weight, value))
+    init = jit(lambda key, value: method.init(key, weight, value))
     start = init(jax.random.key(0), value)
     self.assertEqual(set(start), set(specs))
     for name, spec in specs.items():
@@ -70,46 +75,57 @@ class MethodTestCase(chex.TestCase):
     if kind == 'embedding':
       op_class, x = linear_op.LookupOp, np.array([[0, 3, 1], [3, 2, rows - 1]])
     x = jnp.asarray(x)
+
+    @jit
+    def everything(x, w, v):
+      merged = method.merge(w, v)
+      return (
+        method.apply(x, op_class(w), v),
+        merged,
+        op_class(merged)(x),
+      )
+
+    @jit
+    def stack_of(keys, w, v):
+      """A stack of layers is mapped over."""
+      init = lambda key: method.init(key, weight, jnp.asarray(value))
+      run = lambda v: method.apply(x, op_class(w), v)
+      stacked = jax.vmap(init)(keys)
+      both = jax.tree.map(lambda a, b: jnp.stack([a, b]), v, start)
+      return stacked, jax.vmap(run)(both)
+
     frozen = value
     if method.residual:
       frozen = value - (method.merge(value, start) - value)
-    run = jax.jit(lambda x, w, v: method.apply(x, op_class(w), v))
-    np.testing.assert_allclose(
-      run(x, frozen, start), op_class(value)(x), rtol=1e-5, atol=1e-5
-    )
+    base = np.asarray(op_class(value)(x))
+    at_start, *_ = everything(x, frozen, start)
+    np.testing.assert_allclose(at_start, base, rtol=1e-5, atol=1e-5)
 
     v = moved(start, specs)
-    out = run(x, frozen, v)
-    merged = method.merge(jnp.asarray(frozen), v)
-    self.assertEqual(merged.dtype, jnp.float32)
+    out, merged, of_merged = everything(x, frozen, v)
+    self.assertEqual((out.dtype, merged.dtype), (jnp.float32,) * 2)
     np.testing.assert_allclose(
-      out, op_class(merged)(x), rtol=1e-5, atol=1e-5 * np.abs(out).max()
+      out, of_merged, rtol=1e-5, atol=1e-5 * np.abs(out).max()
     )
     # Variables that do nothing would pass all of the above.
-    self.assertGreater(np.abs(out - op_class(value)(x)).max(), 1e-2)
-    np.testing.assert_allclose(
-      method.apply(x, op_class(frozen), v), out, rtol=1e-4, atol=1e-5
-    )
-    chex.assert_trees_all_equal_shapes_and_dtypes(
-      jax.eval_shape(run, x, frozen, v), out
-    )
+    self.assertGreater(np.abs(out - base).max(), 1e-2)
 
-    # A stack of layers is mapped over.
     keys = jax.random.split(jax.random.key(0), 2)
-    stacked = jax.jit(jax.vmap(init))(keys, jnp.stack([value, value]))
-    both = jax.jit(jax.vmap(run, in_axes=(None, None, 0)))(x, frozen, stacked)
-    one = jax.tree.map(lambda leaf: leaf[1], stacked)
-    np.testing.assert_allclose(
-      both[1], run(x, frozen, one), rtol=1e-4, atol=1e-5
-    )
+    stacked, outs = stack_of(keys, frozen, v)
+    for name, spec in specs.items():
+      self.assertEqual(stacked[name].shape, (2, *spec.shape(weight)), name)
+    np.testing.assert_allclose(outs[0], out, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(outs[1], at_start, rtol=1e-4, atol=1e-5)
 
     low = jnp.bfloat16
-    w16 = jnp.asarray(frozen).astype(low)
     x16 = x if kind == 'embedding' else x.astype(low)
-    self.assertEqual(run(x16, w16, v).dtype, low)
-    self.assertEqual(method.merge(w16, v).dtype, low)
-    error = np.abs(run(x16, w16, v).astype(jnp.float32) - out)
+    got, merged, _ = everything(x16, jnp.asarray(frozen, low), v)
+    self.assertEqual((got.dtype, merged.dtype), (low, low))
+    error = np.abs(got.astype(jnp.float32) - out)
     self.assertLess(error.max(), 0.05 * np.abs(out).max())
+    chex.assert_trees_all_equal_shapes_and_dtypes(
+      jax.eval_shape(everything, x16, jnp.asarray(frozen, low), v)[0], got
+    )
 
   def check_formula(
     self, method, formula, *, rows=12, columns=8, constants=(), by=0.3
@@ -127,9 +143,7 @@ class MethodTestCase(chex.TestCase):
     """
     weight, value = weight_of(rows, columns)
     specs = method.variables(weight)
-    start = jax.jit(lambda key: method.init(key, weight, value))(
-      jax.random.key(2)
-    )
+    start = jit(lambda key: method.init(key, weight, value))(jax.random.key(2))
     v = moved(start, specs, seed=3, by=by)
     x = np.random.default_rng(4).normal(size=(5, rows)).astype(np.float32)
     c = np.random.default_rng(5).normal(size=(5, columns))
@@ -150,7 +164,7 @@ class MethodTestCase(chex.TestCase):
       y = method.apply(x, linear_op.LinearOp(value), {**v, **some})
       return jnp.sum(y * c)
 
-    got_x, got = jax.jit(jax.grad(loss, argnums=(0, 1)))(
+    got_x, got = jit(jax.grad(loss, argnums=(0, 1)))(
       jnp.asarray(x), {name: jnp.asarray(v[name]) for name in trained}
     )
     for name in trained:
@@ -207,10 +221,10 @@ class MethodTestCase(chex.TestCase):
 
     x = jnp.asarray(data['x'])
     if kind == 'embedding':
-      grad = jax.jit(jax.grad(loss, argnums=1, has_aux=True))
+      grad = jit(jax.grad(loss, argnums=1, has_aux=True))
       got, y = grad(x, {name: v[name] for name in trained})
     else:
-      grad = jax.jit(jax.grad(loss, argnums=(0, 1), has_aux=True))
+      grad = jit(jax.grad(loss, argnums=(0, 1), has_aux=True))
       (got_x, got), y = grad(x, {name: v[name] for name in trained})
       np.testing.assert_allclose(
         got_x, data['x_gradient'], rtol=1e-4, atol=1e-5

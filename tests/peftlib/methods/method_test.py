@@ -10,6 +10,7 @@ import optax
 from peftlib import methods
 from peftlib.methods import method as method_lib
 from tests.peftlib.methods import linear_op
+from tests.peftlib.methods import method_cases
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -133,7 +134,7 @@ class MethodTest(parameterized.TestCase):
 
     tx = optax.adam(0.01)
 
-    @jax.jit
+    @method_cases.jit
     def train(trained):
       def step(carry, _):
         trained, state = carry

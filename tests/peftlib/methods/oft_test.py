@@ -102,7 +102,7 @@ class OftTest(method_cases.MethodTestCase, parameterized.TestCase):
     x = np.ones((2, 12), np.float32)
     op = linear_op.LinearOp(value)
     loss = lambda v: method.apply(x, op, v).sum()
-    gradient = jax.jit(jax.grad(loss))(v)
+    gradient = method_cases.jit(jax.grad(loss))(v)
     self.assertTrue(np.isfinite(gradient['oft_r']).all())
     self.assertGreater(np.abs(gradient['oft_r']).max(), 0)
 

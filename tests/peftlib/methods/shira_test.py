@@ -67,7 +67,9 @@ class ShiraTest(method_cases.MethodTestCase, parameterized.TestCase):
   def test_each_entry_is_about_as_likely(self):
     method = shira.Shira(rank=2)
     weight, value = method_cases.weight_of()
-    init = jax.jit(jax.vmap(lambda key: method.init(key, weight, value)))
+    init = method_cases.jit(
+      jax.vmap(lambda key: method.init(key, weight, value))
+    )
     v = init(jax.random.split(jax.random.key(0), 2000))
     counts = np.zeros((12, 8))
     inputs, outputs = np.asarray(v['shira_indices']).swapaxes(0, 1)
