@@ -66,7 +66,7 @@ def _run(scenario: str) -> tuple[list[int], list[str]]:
 
 
 class MultiprocessTest(parameterized.TestCase):
-  @parameterized.parameters('reshard', 'gradient')
+  @parameterized.parameters('reshard', 'gradient', 'train', 'keys')
   def test_scenario(self, scenario):
     codes, outputs = _run(scenario)
     shown = '\n=== the other process ===\n'.join(outputs)

@@ -3,12 +3,17 @@
 `python -m tests.multiprocess.worker SCENARIO PROCESS PORT`
 """
 
+from collections.abc import Callable
 import sys
 
 from flax import nnx
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 
+import peftlib
+from tests.peftlib import toy_models
 import transforms
 
 _PROCESSES = 2
@@ -100,6 +105,101 @@ def gradient() -> None:
     )
 
 
+def _loss(
+  model: nnx.Module, batch: tuple[jax.Array, jax.Array], rngs: nnx.Rngs
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+  del rngs
+  x, y = batch
+  return jnp.mean((model(x) - y) ** 2), {}
+
+
+def train() -> None:
+  """Takes LoRA steps on the mesh; each process compares with its own."""
+  graphdef, state = nnx.split(toy_models.LaxScan(nnx.Rngs(0)))
+  rng = np.random.default_rng(1)
+  batches = rng.normal(size=(4, 2, 16, toy_models.WIDTH)).astype(np.float32)
+  config = peftlib.LoraConfig(module_path='.*(up|down)', rank=4, alpha=8.0)
+  graphdef, state = peftlib.inject(
+    graphdef, state, config, batches[0, 0], key=jax.random.key(2)
+  )
+  tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2))
+  step = peftlib.make_train_step(graphdef, _loss, tx)
+  lora = peftlib.trainable_filter(config)
+
+  def run(
+    state: nnx.State, place: Callable[[np.ndarray], jax.Array]
+  ) -> tuple[list[float], nnx.State]:
+    trainable, frozen = transforms.partition(state, lora, ...)
+    train_state = peftlib.init_train_state(trainable, tx, key=jax.random.key(3))
+    losses = []
+    for x, y in batches:
+      train_state, metrics = step(train_state, frozen, (place(x), place(y)))
+      losses.append(float(metrics['loss']))
+    return losses, train_state.trainable
+
+  expected_losses, expected = run(state, jnp.asarray)
+
+  mesh = _mesh(jax.sharding.AxisType.Auto)
+  axes = {'up': ('layers', 'embed', 'mlp'), 'down': ('layers', 'mlp', 'embed')}
+  named = []
+  for path, variable in nnx.to_flat_state(state):
+    names = axes.get(str(path[-2])) if len(path) > 1 else None
+    if names is not None and path[-1] == 'kernel':
+      variable = variable.replace(out_sharding=names)
+    named.append((path, variable))
+  state = nnx.from_flat_state(named)
+  shardings = transforms.named_shardings(
+    state, mesh, {'layers': None, 'embed': 'y', 'mlp': 'x'}
+  )
+  placed = transforms.reshard(state, shardings)
+  kernel = placed['layers']['up']['kernel'].get_raw_value()
+  assert kernel.sharding.spec == jax.P(None, 'y', 'x'), kernel.sharding
+  assert kernel.addressable_shards[0].data.shape == (3, 4, 4)
+
+  def place(rows: np.ndarray) -> jax.Array:
+    return transforms.reshard(
+      nnx.State({'rows': rows}), jax.NamedSharding(mesh, jax.P('x'))
+    )['rows']
+
+  losses, trained = run(placed, place)
+  np.testing.assert_allclose(losses, expected_losses, rtol=1e-5, atol=1e-5)
+  own = dict(nnx.to_flat_state(trained))
+  start = dict(nnx.to_flat_state(state))
+  for path, variable in nnx.to_flat_state(expected):
+    whole = np.asarray(variable.get_raw_value())
+    before = np.asarray(start[path].get_raw_value())
+    assert np.abs(whole - before).max() > 1e-3, path
+    for shard in own[path].get_raw_value().addressable_shards:
+      np.testing.assert_allclose(
+        np.asarray(shard.data), whole[shard.index], rtol=1e-5, atol=1e-5
+      )
+
+
+def keys() -> None:
+  """Places a typed key and a 4-bit array over both processes."""
+  mesh = _mesh(jax.sharding.AxisType.Auto)
+  seeds = jax.random.split(jax.random.key(5), 8)
+  numbers = jnp.arange(-8, 8, dtype=jnp.int4)
+  state = nnx.State({'key': nnx.RngKey(seeds), 'w': nnx.Param(numbers)})
+  target = jax.NamedSharding(mesh, jax.P('x'))
+  result = transforms.reshard(state, target)
+  for name, expected in (
+    ('key', np.asarray(jax.random.key_data(seeds))),
+    ('w', np.asarray(numbers.astype(jnp.int8))),
+  ):
+    array = result[name].get_raw_value()
+    assert array.sharding == target, (name, array.sharding)
+    for shard in array.addressable_shards:
+      own = shard.data
+      if name == 'key':
+        own = jax.random.key_data(own)
+      else:
+        assert own.dtype == jnp.int4, own.dtype
+        own = own.astype(jnp.int8)
+      index = shard.index if name == 'w' else shard.index[:1]
+      np.testing.assert_array_equal(np.asarray(own), expected[index])
+
+
 def fail() -> None:
   """Has the second process fail while the first one waits for it."""
   if jax.process_index() == 1:
@@ -111,7 +211,13 @@ def fail() -> None:
   print(transforms.reshard(_state(array), jax.NamedSharding(mesh, jax.P())))
 
 
-_SCENARIOS = {'reshard': reshard, 'gradient': gradient, 'fail': fail}
+_SCENARIOS = {
+  'reshard': reshard,
+  'gradient': gradient,
+  'train': train,
+  'keys': keys,
+  'fail': fail,
+}
 
 
 def main(argv: list[str]) -> None:
