@@ -29,7 +29,7 @@ BOOTSTRAP = @command -v "$(PYTHON)" >/dev/null 2>&1 || { \
   "$(PYTHON)" .ci/bootstrap.py
 
 .DEFAULT_GOAL := help
-.PHONY: help venv assets finetune test multiprocess-test lint format types interop-test \
+.PHONY: help venv assets finetune test multiprocess-test oldest-flax-test lint format types interop-test \
   interop-venv bazel-test bazel-files lock clean
 # One thing after the other: `make -j` must not install into one folder twice.
 .NOTPARALLEL:
@@ -56,6 +56,17 @@ test: assets  ## Run the whole test suite; pytest's own flags in ARGS.
 
 multiprocess-test: venv  ## Run the tests of two processes, part of `test`.
 	@JAX_PLATFORMS=cpu $(VENV)/bin/python -m pytest tests/multiprocess $(ARGS)
+
+# Put before the locked flax on the path.
+$(VENV)-oldest/.made: .ci/oldest.txt | venv
+	@rm -rf $(@D)
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --require-hashes --no-deps --target=$(@D) --requirement=$<
+	@touch $@
+
+oldest-flax-test: $(VENV)-oldest/.made  ## Run the tests of filters with the oldest flax admitted.
+	@JAX_PLATFORMS=cpu PYTHONPATH=$(VENV)-oldest $(VENV)/bin/python -m pytest \
+	  tests/transforms/filtering_test.py $(ARGS)
 
 lint: venv  ## Check the code with ruff.
 	@$(VENV)/bin/ruff check .
@@ -92,7 +103,7 @@ lock:  ## Resolve the dependencies anew into requirements.lock.
 	  --uv=$(VENV)-lock/bin/uv
 
 clean:  ## Remove what was made here, not the cached model.
-	@rm -rf $(VENV) $(VENV)-interop $(VENV)-lock build dist *.egg-info \
+	@rm -rf $(VENV) $(VENV)-interop $(VENV)-lock $(VENV)-oldest build dist *.egg-info \
 	  .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	@find peftlib transforms tests .ci -name __pycache__ -type d \
 	  -prune -exec rm -rf {} +

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
   from peftlib.quantization import quantize_base
   from peftlib.slots import AdapterConstant
   from peftlib.slots import AdapterGate
+  from peftlib.stacking import init_stacked_train_state
   from peftlib.stacking import make_stacked_train_step
   from peftlib.stacking import stack_adapters
   from peftlib.stacking import unstack_adapters
@@ -47,6 +48,7 @@ __all__ = [
   'combine_adapters',
   'dequantize_base',
   'extract_adapter',
+  'init_stacked_train_state',
   'init_train_state',
   'inject',
   'make_eval_step',
@@ -81,6 +83,7 @@ _MODULES = {
   'combine_adapters': 'combining',
   'dequantize_base': 'quantization',
   'extract_adapter': 'combining',
+  'init_stacked_train_state': 'stacking',
   'init_train_state': 'training',
   'inject': 'injection',
   'make_eval_step': 'training',

@@ -76,10 +76,36 @@ print('loss', float(start), float(end))
 """
 
 
-def _printed_loop() -> str:
+_OWN_METHOD = """
+import jax
+from flax import nnx
+import peftlib
+
+model = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
+x = jax.random.normal(jax.random.key(0), (2, 4))
+graphdef, state = peftlib.inject(
+  *nnx.split(model), config, x, key=jax.random.key(1)
+)
+assert (nnx.merge(graphdef, state)(x) == model(x)).all()
+state['kernel_shift'] = state['kernel_shift'].replace(jnp.array([1.0, 0, 2]))
+got = nnx.merge(graphdef, state)(x)
+expected = model(x) + x.sum(-1, keepdims=True) * jnp.array([1.0, 0, 2])
+assert jnp.allclose(got, expected, atol=1e-5), (got, expected)
+_, merged = peftlib.merge_adapters(graphdef, state)
+assert jnp.allclose(
+  merged['kernel'][...], model.kernel[...] + jnp.array([1.0, 0, 2])
+)
+print('loss of nothing')
+"""
+
+
+def _printed() -> list[str]:
   text = (_ROOT / 'README.md').read_text('utf-8')
-  (loop,) = re.findall(r'```python\n(.*?)```', text, re.DOTALL)
-  return loop
+  return re.findall(r'```python\n(.*?)```', text, re.DOTALL)
+
+
+def _printed_loop() -> str:
+  return _printed()[0]
 
 
 class ReadmeTest(parameterized.TestCase):
@@ -87,14 +113,22 @@ class ReadmeTest(parameterized.TestCase):
     _, _, loop = _printed_loop().partition('\n\n')
     self.assertLen(loop.splitlines(), 12)
 
+  def test_a_method_of_your_own_is_thirty_lines_and_works(self):
+    loop, method = _printed()
+    del loop
+    self.assertLessEqual(len(method.splitlines()), 30)
+    self._run(f'{method}\n{_OWN_METHOD}')
+
   @parameterized.named_parameters(('mlp', _MLP), ('nnx_scan', _SCANNED))
   def test_loop_runs_as_printed(self, model):
-    script = pathlib.Path(self.create_tempdir().full_path) / 'loop.py'
-    script.write_text(
+    self._run(
       f'{_COMMON}\n{model}\nmodel = Model(nnx.Rngs(0))\n'
-      f'{_printed_loop()}\n{_CHECKS}',
-      'utf-8',
+      f'{_printed_loop()}\n{_CHECKS}'
     )
+
+  def _run(self, text):
+    script = pathlib.Path(self.create_tempdir().full_path) / 'loop.py'
+    script.write_text(text, 'utf-8')
     result = subprocess.run(
       [sys.executable, str(script)],
       cwd=_ROOT,

@@ -226,5 +226,20 @@ def _version(text):
   return tuple(int(part) for part in text.split('.'))
 
 
+class OldestTest(absltest.TestCase):
+  """`make oldest-flax-test` has what pyproject.toml admits."""
+
+  def test_pin_is_the_lower_bound(self):
+    project = tomllib.loads((_ROOT / 'pyproject.toml').read_text())
+    (bound,) = [
+      d for d in project['project']['dependencies'] if d.startswith('flax')
+    ]
+    pin = (_ROOT / '.ci' / 'oldest.txt').read_text()
+    self.assertIn(bound.replace('>=', '==') + ' ', pin)
+
+  def test_ci_runs_it(self):
+    self.assertIn('oldest-flax-test', (_ROOT / '.ci' / 'run').read_text())
+
+
 if __name__ == '__main__':
   absltest.main()
