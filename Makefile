@@ -29,8 +29,9 @@ BOOTSTRAP = @command -v "$(PYTHON)" >/dev/null 2>&1 || { \
   "$(PYTHON)" .ci/bootstrap.py
 
 .DEFAULT_GOAL := help
-.PHONY: help venv assets finetune test multiprocess-test oldest-flax-test lint format types interop-test \
-  interop-venv bazel-test bazel-files lock clean
+.PHONY: help venv assets finetune test multiprocess-test oldest-venv \
+  oldest-flax-test lint format types interop-venv interop-test bazel-test \
+  bazel-files lock clean
 # One thing after the other: `make -j` must not install into one folder twice.
 .NOTPARALLEL:
 
@@ -57,16 +58,18 @@ test: assets  ## Run the whole test suite; pytest's own flags in ARGS.
 multiprocess-test: venv  ## Run the tests of two processes, part of `test`.
 	@JAX_PLATFORMS=cpu $(VENV)/bin/python -m pytest tests/multiprocess $(ARGS)
 
-# Put before the locked flax on the path.
-$(VENV)-oldest/.made: .ci/oldest.txt | venv
-	@rm -rf $(@D)
-	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
-	  --require-hashes --no-deps --target=$(@D) --requirement=$<
-	@touch $@
+# Its flax goes on the path before the locked one.
+oldest-venv: venv
+	$(BOOTSTRAP) --venv=$(VENV)-oldest --lock=.ci/oldest.txt --space=200000000
 
-oldest-flax-test: $(VENV)-oldest/.made  ## Run the tests of filters with the oldest flax admitted.
-	@JAX_PLATFORMS=cpu PYTHONPATH=$(VENV)-oldest $(VENV)/bin/python -m pytest \
-	  tests/transforms/filtering_test.py $(ARGS)
+oldest-flax-test: oldest-venv  ## Test filters with the oldest flax admitted.
+	@export JAX_PLATFORMS=cpu; \
+	PYTHONPATH="$$(echo $(CURDIR)/$(VENV)-oldest/lib/python*/site-packages)"; \
+	export PYTHONPATH; \
+	found=$$($(VENV)/bin/python -c 'import flax; print(flax.__version__)') && \
+	grep -q "^flax==$$found " .ci/oldest.txt || { \
+	  echo "flax $$found is not the version in .ci/oldest.txt" >&2; exit 2; }; \
+	$(VENV)/bin/python -m pytest tests/transforms/filtering_test.py $(ARGS)
 
 lint: venv  ## Check the code with ruff.
 	@$(VENV)/bin/ruff check .
@@ -103,7 +106,7 @@ lock:  ## Resolve the dependencies anew into requirements.lock.
 	  --uv=$(VENV)-lock/bin/uv
 
 clean:  ## Remove what was made here, not the cached model.
-	@rm -rf $(VENV) $(VENV)-interop $(VENV)-lock $(VENV)-oldest build dist *.egg-info \
-	  .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	@rm -rf $(VENV) $(VENV)-interop $(VENV)-lock $(VENV)-oldest build dist \
+	  *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	@find peftlib transforms tests .ci -name __pycache__ -type d \
 	  -prune -exec rm -rf {} +
