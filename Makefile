@@ -37,7 +37,7 @@ BOOTSTRAP = @command -v "$(PYTHON)" >/dev/null 2>&1 || { \
 
 help:  ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) \
-	  | expand -t 16
+	  | expand -t 20
 
 venv:  ## Make .venv from requirements.lock.
 	$(BOOTSTRAP) --venv=$(VENV) --lock=requirements.lock --project=.
