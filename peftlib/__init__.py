@@ -15,6 +15,7 @@ if TYPE_CHECKING:
   from peftlib.config import AdapterConfig
   from peftlib.config import LoraConfig
   from peftlib.config import Rule
+  from peftlib.config import VirtualTokens
   from peftlib.injection import inject
   from peftlib.injection import with_dropout
   from peftlib.merging import merge_adapters
@@ -42,6 +43,7 @@ __all__ = [
   'LoraConfig',
   'Rule',
   'TrainState',
+  'VirtualTokens',
   'adapter_filter',
   'adapter_names',
   'assign_rows',
@@ -77,6 +79,7 @@ _MODULES = {
   'LoraConfig': 'config',
   'Rule': 'config',
   'TrainState': 'training',
+  'VirtualTokens': 'config',
   'adapter_filter': 'adapters',
   'adapter_names': 'adapters',
   'assign_rows': 'adapters',

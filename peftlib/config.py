@@ -136,6 +136,11 @@ class LoraConfig:
     """Patterns of variables that are trained whole: none."""
     return ()
 
+  @property
+  def virtual_tokens(self) -> 'VirtualTokens | None':
+    """Virtual tokens: none."""
+    return None
+
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
@@ -200,6 +205,39 @@ class Rule:
     _check_quantization(self)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VirtualTokens:
+  """Learned tokens before the first one.
+
+  Example:
+    >>> VirtualTokens(kind='prefix', length=20).stddev
+    0.02
+
+  Attributes:
+    kind: 'prefix' for keys and values of their own in each layer (Li and
+      Liang, 2021: prefix tuning), 'prompt' for embeddings that go through all
+      layers (Lester et al., 2021: prompt tuning).
+    length: Number of tokens, at least 1.
+    stddev: Standard deviation of the normal distribution that they start from.
+  """
+
+  kind: str
+  length: int
+  stddev: float = 0.02
+
+  def __post_init__(self) -> None:
+    _check(
+      self, 'kind', self.kind in ('prefix', 'prompt'), "'prefix' or 'prompt'"
+    )
+    method_lib.check_positive(self, 'length')
+    _check(
+      self,
+      'stddev',
+      method_lib.is_number(self.stddev) and self.stddev >= 0,
+      'a finite number >= 0',
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class AdapterConfig:
   """Adapters by several rules, and what is trained besides.
@@ -219,13 +257,15 @@ class AdapterConfig:
       of its layers) is the one that counts.
     train: Variables of the base that are trained whole, by the ends of their
       paths or of their modules': 'lm_head', 'bias', 'norm/scale'.
+    virtual_tokens: Prefix or prompt tuning, or None.
 
   Raises:
     ValueError: If there is neither a rule nor anything to train.
   """
 
-  rules: tuple[Rule, ...]
+  rules: tuple[Rule, ...] = ()
   train: tuple[str, ...] = ()
+  virtual_tokens: VirtualTokens | None = None
 
   def __post_init__(self) -> None:
     _check(
@@ -242,9 +282,17 @@ class AdapterConfig:
       and all(isinstance(name, str) and name for name in self.train),
       'a tuple of names',
     )
-    if not self.rules and not self.train:
+    _check(
+      self,
+      'virtual_tokens',
+      self.virtual_tokens is None
+      or isinstance(self.virtual_tokens, VirtualTokens),
+      'None or a peftlib.VirtualTokens',
+    )
+    if not self.rules and not self.train and self.virtual_tokens is None:
       raise ValueError(
-        'AdapterConfig: rules=() and train=(): there would be nothing to do.'
+        'AdapterConfig: no rules, nothing to train, no virtual tokens: there'
+        ' would be nothing to do.'
       )
 
 

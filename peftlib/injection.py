@@ -13,6 +13,7 @@ from peftlib import config as config_lib
 from peftlib import interception
 from peftlib import slots as slots_lib
 from peftlib import targets
+from peftlib import virtual_tokens
 from peftlib import weight_ops
 from peftlib.methods import method as method_lib
 
@@ -80,8 +81,12 @@ def inject(
   _checks.check_split('peftlib.inject', graphdef, state)
   model = nnx.merge(graphdef, state, copy=True)
   check_name('peftlib.inject', adapter, slots_lib.names_of(model))
+  tokens = config.virtual_tokens
+  shapes = {}
+  if tokens is not None:
+    shapes = virtual_tokens.check(model, tokens, adapter)
   planned = plan(model, config, adapter, inputs, named_inputs)
-  out = interception.wrapped(model)
+  out = interception.wrapped(model) if planned else model
   modules = dict(nnx.iter_modules(out))
   replaced = set()
   for i, slot in enumerate(planned):
@@ -89,6 +94,12 @@ def inject(
     slots_lib.put(module, (*slots_lib.of_module(module), slot))
     if _add_variables(module, slot, jax.random.fold_in(key, i)):
       replaced.add((*slot.op.path, *slot.op.name.split('/')))
+  if tokens is not None:
+    abstract = any(
+      isinstance(v.get_raw_value(), jax.ShapeDtypeStruct)
+      for _, v in nnx.to_flat_state(state)
+    )
+    virtual_tokens.add(out, shapes, tokens, adapter, key, abstract)
   return split_onto(out, state, replaced)
 
 
@@ -112,7 +123,7 @@ def plan(
     ValueError: As `inject`.
   """
   if not any(rule.method is not None for rule in config.rules):
-    if config.train:
+    if config.train or config.virtual_tokens is not None:
       return []
     raise ValueError(
       'peftlib.inject: no rule of the config has a method; give one, e.g.'

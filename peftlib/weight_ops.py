@@ -193,13 +193,29 @@ def set_weight(module: nnx.Module, name: str, node: Any) -> None:
   """Puts a node in the place of the one of this name."""
   *front, last = name.split('/')
   if not front:
-    setattr(module, last, node)
+    _set_attribute(module, last, node)
     return
   holder = get_weight(module, '/'.join(front))
-  holder[int(last) if isinstance(holder, nnx.List | list) else last] = node
+  if isinstance(holder, tuple):
+    # Which can't be changed: a new one takes its place.
+    items = list(holder)
+    items[int(last)] = node
+    made = holder._make(items) if hasattr(holder, '_make') else tuple(items)
+    set_weight(module, '/'.join(front), made)
+  else:
+    holder[_key(holder, last)] = node
+
+
+def _set_attribute(module: nnx.Module, name: str, node: Any) -> None:
+  # A tuple that holds variables is data only if it is said to be.
+  setattr(module, name, nnx.data(node) if isinstance(node, tuple) else node)
 
 
 def _element(node: Any, part: str) -> Any:
+  return node[_key(node, part)]
+
+
+def _key(node: Any, part: str) -> Any:
   if isinstance(node, nnx.List | list | tuple):
-    return node[int(part)]
-  return node[part]
+    return int(part)
+  return next((key for key in node if str(key) == part), part)

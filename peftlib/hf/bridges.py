@@ -522,7 +522,7 @@ def bridge_of(config: Mapping[str, Any]) -> Bridge:
   if peft_type not in BRIDGES:
     raise ValueError(
       f'peftlib.hf.load_adapter: peft_type={peft_type!r}; known are'
-      f' {sorted(BRIDGES)}.'
+      f' {sorted([*BRIDGES, "PREFIX_TUNING", "PROMPT_TUNING"])}.'
     )
   bridge = BRIDGES[str(peft_type)]
   bridge.check(config)

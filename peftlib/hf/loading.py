@@ -18,6 +18,7 @@ from peftlib import slots as slots_lib
 from peftlib.hf import bridges
 from peftlib.hf import directories
 from peftlib.hf import names
+from peftlib.hf import prompts
 from peftlib.hf import selection
 
 _TOKENS = 'token_adapter.trainable_tokens_delta'
@@ -83,6 +84,12 @@ def load_adapter(
   function = 'peftlib.hf.load_adapter'
   _checks.check_split(function, graphdef, state)
   fields, tensors = directories.read(directory)
+  if fields.get('peft_type') in prompts.TYPES:
+    names.places_of(nnx.merge(graphdef, state, copy=True))
+    graphdef, state, config = prompts.load(
+      graphdef, state, fields, tensors, adapter
+    )
+    return Loaded(graphdef, state, config, fields)
   bridge = bridges.bridge_of(fields)
   if places is None:
     places = names.places_of(nnx.merge(graphdef, state, copy=True))

@@ -12,6 +12,7 @@ from peftlib import slots as slots_lib
 from peftlib.hf import bridges
 from peftlib.hf import directories
 from peftlib.hf import names
+from peftlib.hf import prompts
 
 _VERSION = '0.21.2'
 _TYPES: dict[str, str] = {
@@ -90,8 +91,21 @@ def save_adapter(
   model = nnx.merge(graphdef, state, copy=True)
   if places is None:
     places = names.places_of(model)
+  virtual = prompts.save(model, state, adapter)
   units = list(_units(function, model, adapter, places))
   whole = _whole(function, state, places, train)
+  if virtual is not None:
+    if units or whole:
+      raise ValueError(
+        f'{function}: adapter {adapter!r} has virtual tokens and more; peft has'
+        ' no one configuration for that.'
+      )
+    own, tensors = virtual
+    _check_virtual(function, own, fields)
+    directories.write(
+      directory, dict(fields or own), tensors, overwrite=overwrite
+    )
+    return
   if not units and not whole:
     raise ValueError(
       f'{function}: the model has no adapter {adapter!r}; it has'
@@ -106,6 +120,17 @@ def save_adapter(
     tensors[f'{names.PREFIX}{name}.{suffix}'] = value
   tensors |= _copies(state, units, places)
   directories.write(directory, config, tensors, overwrite=overwrite)
+
+
+def _check_virtual(
+  function: str, own: Mapping[str, Any], fields: Mapping[str, Any] | None
+) -> None:
+  for name, value in own.items():
+    if fields is not None and fields.get(name) != value:
+      raise ValueError(
+        f'{function}: fields have {name}={fields.get(name)!r}, the adapter has'
+        f' {value!r}.'
+      )
 
 
 def _units(

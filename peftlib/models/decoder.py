@@ -63,6 +63,13 @@ class _Context(NamedTuple):
   mask: jax.Array
 
 
+class _Seen(NamedTuple):
+  """Keys and values of tokens that come before all others, (1, KV, N, D)."""
+
+  keys: jax.Array
+  values: jax.Array
+
+
 class _LayerCache(NamedTuple):
   """The whole cache's keys and values, and where in them to write."""
 
@@ -98,17 +105,22 @@ class SelfAttention(nnx.Module):
     self.o_proj = make(width, config.hidden_size)
 
   def __call__(
-    self, x: jax.Array, context: _Context, cache: _LayerCache | None
-  ) -> tuple[jax.Array, _LayerCache | None]:
+    self,
+    x: jax.Array,
+    context: _Context,
+    cache: _LayerCache | None,
+    seen: _Seen | None = None,
+  ) -> tuple[jax.Array, _LayerCache | None, _Seen]:
     """Applies the layer.
 
     Args:
       x: (B * S, hidden_size).
       context: What is the same for all layers.
       cache: None, or the cache to read from and write to.
+      seen: None, or what every token sees before the first one.
 
     Returns:
-      (B * S, hidden_size) and the cache with the new keys and values.
+      (B * S, hidden_size), the cache with the new keys and values, and those.
     """
     cfg = self.config
     heads = (context.batch_size, -1, cfg.num_heads, cfg.head_dim)
@@ -122,6 +134,7 @@ class SelfAttention(nnx.Module):
     values = self.v_proj(x).reshape(kv_heads)
     # The cache's layout, which attention multiplies without transposing it.
     keys, values = keys.transpose(0, 2, 1, 3), values.transpose(0, 2, 1, 3)
+    own = _Seen(keys, values)
     if cache is not None:
       start = (cache.layer, 0, 0, cache.slot, 0)
       cache = cache._replace(
@@ -138,8 +151,36 @@ class SelfAttention(nnx.Module):
       values = jax.lax.dynamic_index_in_dim(
         cache.values, cache.layer, keepdims=False
       )
-    mixed = attention.attend(queries, keys, values, context.mask)
-    return self.o_proj(mixed.reshape(x.shape[0], -1)), cache
+    mask = context.mask
+    for before in (seen, self._prefix()):
+      if before is not None:
+        keys, values, mask = _with_seen(keys, values, mask, before)
+    mixed = attention.attend(queries, keys, values, mask)
+    return self.o_proj(mixed.reshape(x.shape[0], -1)), cache, own
+
+  def _prefix(self) -> _Seen | None:
+    """The layer's learned keys and values, where prefix tuning put some."""
+    if not hasattr(self, 'prefix_key'):
+      return None
+    # Attributes that `peftlib.inject` adds.
+    keys, values = self.prefix_key[...], self.prefix_value[...]  # type: ignore[attr-defined]
+    return _Seen(keys.swapaxes(0, 1)[None], values.swapaxes(0, 1)[None])
+
+
+def _with_seen(
+  keys: jax.Array, values: jax.Array, mask: jax.Array, seen: _Seen
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Keys, values and mask with tokens in front that everyone sees."""
+  shape = (keys.shape[0], *seen.keys.shape[1:])
+  in_front = lambda x, y: jnp.concatenate(
+    [jnp.broadcast_to(x, shape).astype(y.dtype), y], axis=2
+  )
+  visible = jnp.ones((*mask.shape[:2], shape[2]), mask.dtype)
+  return (
+    in_front(seen.keys, keys),
+    in_front(seen.values, values),
+    jnp.concatenate([visible, mask], axis=2),
+  )
 
 
 class MLP(nnx.Module):
@@ -187,21 +228,28 @@ class DecoderLayer(nnx.Module):
     self.mlp = MLP(config, rngs=rngs)
 
   def __call__(
-    self, x: jax.Array, context: _Context, cache: _LayerCache | None
-  ) -> tuple[jax.Array, _LayerCache | None]:
+    self,
+    x: jax.Array,
+    context: _Context,
+    cache: _LayerCache | None,
+    seen: _Seen | None = None,
+  ) -> tuple[jax.Array, _LayerCache | None, _Seen]:
     """Applies the layer.
 
     Args:
       x: (B * S, hidden_size).
       context: What is the same for all layers.
       cache: None, or the cache to read from and write to.
+      seen: None, or what every token sees before the first one.
 
     Returns:
-      (B * S, hidden_size) and the cache with the new keys and values.
+      (B * S, hidden_size), the cache with the new keys and values, and those.
     """
-    mixed, cache = self.self_attn(self.input_layernorm(x), context, cache)
+    mixed, cache, own = self.self_attn(
+      self.input_layernorm(x), context, cache, seen
+    )
     x = x + mixed
-    return x + self.mlp(self.post_attention_layernorm(x)), cache
+    return x + self.mlp(self.post_attention_layernorm(x)), cache, own
 
 
 class Decoder(nnx.Module):
@@ -334,6 +382,8 @@ class Decoder(nnx.Module):
       cache = cache._replace(
         segment_ids=cached_ids, next_slot=cache.next_slot + length
       )
+    # Virtual tokens come before the first one.
+    positions = positions + self._num_virtual_tokens()
     cos, sin = rope.angles(positions, self.config)
     context = _Context(batch_size, cos, sin, mask)
 
@@ -356,27 +406,66 @@ class Decoder(nnx.Module):
     """Width of the logits."""
     return self.config.vocab_size
 
+  def virtual_token_shapes(
+    self, kind: str, length: int
+  ) -> dict[tuple[str, ...], tuple[int, ...]]:
+    """Shapes of the variables of prefix or prompt tuning, by path.
+
+    Put into the module, `peftlib.inject` does it, they are read in every pass:
+    the keys (not rotated) and values of tokens before the first one in each
+    layer, or the embeddings of such tokens.
+
+    Args:
+      kind: 'prefix' or 'prompt'.
+      length: Number of tokens.
+    """
+    cfg = self.config
+    if kind == 'prompt':
+      return {('prompt',): (length, cfg.hidden_size)}
+    shape = (cfg.num_layers, length, cfg.num_kv_heads, cfg.head_dim)
+    attention_path = ('layers', 'self_attn')
+    return {
+      (*attention_path, 'prefix_key'): shape,
+      (*attention_path, 'prefix_value'): shape,
+    }
+
+  def _num_virtual_tokens(self) -> int:
+    if hasattr(self, 'prompt'):
+      return int(self.prompt[...].shape[0])
+    if hasattr(self.layers.self_attn, 'prefix_key'):
+      return int(self.layers.self_attn.prefix_key[...].shape[1])
+    return 0
+
   def _apply_layers(
     self, x: jax.Array, context: _Context, cache: _LayerCache | None
   ) -> tuple[jax.Array, _LayerCache | None]:
     graphdef, state = nnx.split(self.layers)
+    # What a prompt's tokens become depends on nothing behind them: each layer
+    # computes it once, for all rows.
+    prompt, prompt_context = None, context
+    if hasattr(self, 'prompt'):
+      prompt = self.prompt[...].astype(x.dtype)
+      length = prompt.shape[0]
+      cos, sin = rope.angles(jnp.arange(length)[None], self.config)
+      prompt_context = _Context(1, cos, sin, attention.causal_mask(length))
 
-    def body(
-      carry: tuple[jax.Array, _LayerCache | None], layer_state: nnx.State
-    ) -> tuple[tuple[jax.Array, _LayerCache | None], None]:
-      hidden, layer_cache = carry
+    def body(carry: Any, layer_state: nnx.State) -> tuple[Any, None]:
+      hidden, layer_cache, prompt = carry
       # copy=True: the variables of `self.layers` may have been made outside of
       # a `jax.grad` that this runs under, and must not be written to.
       layer = nnx.merge(graphdef, layer_state, copy=True)
-      hidden, layer_cache = layer(hidden, context, layer_cache)
+      seen = None
+      if prompt is not None:
+        prompt, _, seen = layer(prompt, prompt_context, None)
+      hidden, layer_cache, _ = layer(hidden, context, layer_cache, seen)
       if layer_cache is not None:
         layer_cache = layer_cache._replace(layer=layer_cache.layer + 1)
-      return (hidden, layer_cache), None
+      return (hidden, layer_cache, prompt), None
 
     if self.config.remat:
       # In a scan the two passes are apart anyway: XLA has nothing to merge.
       body = jax.checkpoint(body, prevent_cse=False)
-    (x, cache), _ = jax.lax.scan(body, (x, cache), state)
+    (x, cache, _), _ = jax.lax.scan(body, (x, cache, prompt), state)
     return x, cache
 
   def _head(self, x: jax.Array) -> jax.Array:
