@@ -84,15 +84,22 @@ class Lora(method.Method):
   def init(
     self, key: jax.Array, weight: method.Weight, value: jax.Array
   ) -> dict[str, jax.Array]:
-    """Draws `a` and `b` by their initializers."""
+    """Draws `a` and `b` by their initializers.
+
+    The default ones of a table that is looked up are those of HF peft: `a`
+    zero, `b` normal.
+    """
     a_key, b_key = jax.random.split(key)
     a = (weight.rows, self.rank)
     b = (self.rank, weight.columns)
     dtype = jnp.dtype(self.dtype)
-    v = {
-      'lora_a': self.a_initializer(a_key, a, dtype),
-      'lora_b': self.b_initializer(b_key, b, dtype),
-    }
+    a_init, b_init = self.a_initializer, self.b_initializer
+    defaults = (_HE_UNIFORM, initializers.zeros)
+    if weight.kind == 'embedding' and (a_init, b_init) == defaults:
+      # A row of `a` is seen only with its token: drawn, most would stay as
+      # they are, and `b` move by what few tokens say.
+      a_init, b_init = initializers.zeros, initializers.normal(1.0)
+    v = {'lora_a': a_init(a_key, a, dtype), 'lora_b': b_init(b_key, b, dtype)}
     return {**v, 'lora_bias': jnp.zeros(weight.columns)} if self.bias else v
 
   def apply(

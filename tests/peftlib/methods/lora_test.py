@@ -95,6 +95,16 @@ class LoraTest(method_cases.MethodTestCase, parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       lora.Lora(**fields)
 
+  def test_start_of_a_table_is_peft_s(self):
+    weight = method_lib.Weight((50,), (40,), 'embedding')
+    v = lora.Lora(rank=4).init(jax.random.key(0), weight, np.zeros((50, 40)))
+    np.testing.assert_array_equal(v['lora_a'], np.zeros((50, 4)))
+    self.assertBetween(float(np.std(v['lora_b'])), 0.8, 1.2)
+    own = lora.Lora(rank=4, a_initializer=initialization.gaussian(4))
+    drawn = own.init(jax.random.key(0), weight, np.zeros((50, 40)))
+    self.assertBetween(float(np.std(drawn['lora_a'])), 0.2, 0.3)
+    np.testing.assert_array_equal(drawn['lora_b'], np.zeros((4, 40)))
+
 
 if __name__ == '__main__':
   absltest.main()
