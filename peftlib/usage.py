@@ -86,10 +86,21 @@ def _enter(
     for v, o in zip(inner.invars, outer, strict=True)
     if _is_known(o, colors)
   }
-  # What a loop carries may be a constant only the first time.
-  for v in _carried(equation, inner):
+  carried = _carried(equation, inner)
+  # What a loop carries may be a constant, or a variable, only the first time.
+  for v in carried:
     own.setdefault(v, _ACTIVATION)
   _walk(inner, own, used)
+  fed_back = inner.outvars[: len(carried)]
+  while changed := [
+    v
+    for v, result in zip(carried, fed_back, strict=True)
+    if own[v] != _ACTIVATION
+    and _is_known(result, own)
+    and own[result] == _ACTIVATION
+  ]:
+    own |= dict.fromkeys(changed, _ACTIVATION)
+    _walk(inner, own, used)
   for outvar, result in zip(equation.outvars, inner.outvars):
     if _is_known(result, own):
       colors[outvar] = own[result]
