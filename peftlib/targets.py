@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 import difflib
+import itertools
 import re
+from typing import NamedTuple
 
 from peftlib import interception
 from peftlib import weight_ops
@@ -11,6 +13,8 @@ Pattern = str | tuple[str, ...]
 
 # Sets of weights by what they do in the model, whatever they are called.
 PRESETS = ('all-linear', 'attention', 'mlp')
+# Ops of `interception.Recording.missed` that are not linear.
+_OTHER = ('gather', 'conv_general_dilated')
 
 
 def matching(
@@ -33,7 +37,7 @@ def matching(
   missed = [
     reason
     for path, reason in recording.missed
-    if chosen.path(path) and not excluded.path(path)
+    if chosen.missed(path, reason) and not excluded.missed(path, reason)
   ]
   if missed:
     raise ValueError(
@@ -57,28 +61,25 @@ def matching(
   )
 
 
-class _Matcher:
-  def __init__(
-    self,
-    op: Callable[[weight_ops.WeightOp], bool],
-    path: Callable[[str], bool],
-  ) -> None:
-    self.op = op
-    self.path = path
+class _Matcher(NamedTuple):
+  op: Callable[[weight_ops.WeightOp], bool]
+  missed: Callable[[str, str], bool]
 
 
 def _matches(recording: interception.Recording, pattern: Pattern) -> _Matcher:
   if isinstance(pattern, str) and pattern in PRESETS:
     return _preset(recording, pattern)
 
-  def by_path(path: str) -> bool:
-    return path_matches(path, pattern)
+  def by_path(module: str, name: str) -> bool:
+    own = f'{module}/{name}' if module else name
+    return path_matches(module, pattern) or path_matches(own, pattern)
 
-  def by_op(op: weight_ops.WeightOp) -> bool:
-    own = f'{op.module_path}/{op.name}' if op.path else op.name
-    return by_path(op.module_path) or by_path(own)
+  def missed(path: str, reason: str) -> bool:
+    # The reason begins with the weight's label.
+    label, _, _ = reason.partition(': ')
+    return by_path(path, label.removeprefix(f'{path}.'))
 
-  return _Matcher(by_op, by_path)
+  return _Matcher(lambda op: by_path(op.module_path, op.name), missed)
 
 
 def path_matches(path: str, pattern: Pattern) -> bool:
@@ -96,25 +97,40 @@ def path_matches(path: str, pattern: Pattern) -> bool:
 
 
 def _preset(recording: interception.Recording, preset: str) -> _Matcher:
-  tables = [op for op in recording.ops if op.kind == 'embedding']
-  vocabularies = {op.weight.rows for op in tables}
+  heads = _heads(recording)
 
-  def is_linear(op: weight_ops.WeightOp) -> bool:
-    return (
-      op.weight.kind == 'linear'
-      # The head's outputs are the embedding's rows.
-      and op.weight.columns not in vocabularies
-    )
-
-  def in_attention(op: weight_ops.WeightOp) -> bool:
+  def in_attention(path: str) -> bool:
     return any(
-      path and op.module_path.startswith(f'{path}/')
-      for path in recording.attention
+      module and f'{path}/'.startswith(f'{module}/')
+      for module in recording.attention
     )
 
-  choices = {
-    'all-linear': is_linear,
-    'attention': lambda op: is_linear(op) and in_attention(op),
-    'mlp': lambda op: is_linear(op) and not in_attention(op),
-  }
-  return _Matcher(choices[preset], lambda path: False)
+  def by_path(path: str) -> bool:
+    return preset == 'all-linear' or in_attention(path) == (
+      preset == 'attention'
+    )
+
+  def by_op(op: weight_ops.WeightOp) -> bool:
+    linear = op.weight.kind == 'linear' and op.label not in heads
+    return linear and by_path(op.module_path)
+
+  def missed(path: str, reason: str) -> bool:
+    return by_path(path) and not any(f'use in {op} ' in reason for op in _OTHER)
+
+  return _Matcher(by_op, missed)
+
+
+def _heads(recording: interception.Recording) -> set[str]:
+  """Labels of the output heads: what comes last, back to the vocabulary.
+
+  An inner layer can have as many outputs as a table has rows (of positions,
+  say) by chance; it is followed by others, or leads back to the model's width.
+  """
+  tables = [op.weight for op in recording.ops if op.kind == 'embedding']
+  vocabularies = {table.rows for table in tables}
+  vocabularies -= {table.columns for table in tables}
+  linear = [op for op in recording.ops if op.weight.kind == 'linear']
+  heads = itertools.takewhile(
+    lambda op: op.weight.columns in vocabularies, reversed(linear)
+  )
+  return {op.label for op in heads}

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import peftlib
+from peftlib import models
 from tests.peftlib import toy_models
 
 P = jax.sharding.PartitionSpec
@@ -255,6 +256,59 @@ class QuantizeBaseTest(parameterized.TestCase):
       )
     with self.assertRaisesRegex(TypeError, 'nnx.split it first'):
       peftlib.dequantize_base(toy_models.LaxScan(nnx.Rngs(0)), state)
+
+
+class AgainstThePaperTest(parameterized.TestCase):
+  @parameterized.parameters(32, 64)
+  def test_error_of_nf4_is_that_of_the_paper_s_numbers(self, tile):
+    model = nnx.Linear(256, 96, use_bias=False, rngs=nnx.Rngs(0))
+    weight = np.asarray(model.kernel.get_value(), np.float64)
+    # Tiles along the contracted axis, each scaled by its largest magnitude.
+    tiles = weight.reshape(256 // tile, tile, 96)
+    scales = np.abs(tiles).max(1, keepdims=True)
+    nearest = np.abs((tiles / scales)[..., None] - NF4).argmin(-1)
+    expected = np.linalg.norm(NF4[nearest] * scales - tiles)
+    quantized = peftlib.quantize_base(
+      *nnx.split(model),
+      peftlib.LoraConfig(weight_qtype='nf4', tile_size=tile),
+      jnp.ones((1, 256)),
+    )
+    errors = peftlib.quantization_error(*quantized, nnx.split(model)[1])
+    self.assertEqual(list(errors), ['kernel'])
+    self.assertAlmostEqual(
+      float(errors['kernel']) * np.linalg.norm(weight) / expected,
+      1.0,
+      delta=0.02,
+    )
+
+  @parameterized.parameters(True, False)
+  def test_table_is_left_alone_and_a_head_tied_to_it(self, tied):
+    config = models.DecoderConfig(
+      vocab_size=32,
+      hidden_size=16,
+      intermediate_size=32,
+      num_layers=2,
+      num_heads=2,
+      num_kv_heads=1,
+      head_dim=8,
+      tie_embeddings=tied,
+    )
+    graphdef, state = nnx.split(models.Decoder(config, rngs=nnx.Rngs(0)))
+    tokens = jnp.ones((1, 4), jnp.int32)
+    for pattern, head in (('.*', True), ('all-linear', False)):
+      _, quantized = peftlib.quantize_base(
+        graphdef,
+        state,
+        peftlib.LoraConfig(module_path=pattern, weight_qtype='int8'),
+        tokens,
+      )
+      table = quantized['embed_tokens']['embedding']
+      self.assertIs(table, state['embed_tokens']['embedding'])
+      if not tied:
+        kernel = quantized['lm_head']['kernel']
+        self.assertEqual(isinstance(kernel, nnx.Param), not head)
+      up = quantized['layers']['mlp']['up_proj']['kernel']['array']
+      self.assertEqual(up['qvalue'].get_value().dtype, jnp.int8)
 
 
 if __name__ == '__main__':
