@@ -3,14 +3,27 @@ import doctest
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from peftlib import adapters
+from peftlib import combining
 from peftlib import config
 from peftlib import injection
+from peftlib import merging
 from peftlib import quantization
+from peftlib import stacking
 from peftlib import training
 
 
 class DoctestTest(parameterized.TestCase):
-  @parameterized.parameters(config, injection, quantization, training)
+  @parameterized.parameters(
+    adapters,
+    combining,
+    config,
+    injection,
+    merging,
+    quantization,
+    stacking,
+    training,
+  )
   def test_examples_of(self, module):
     result = doctest.testmod(module)
     self.assertGreater(result.attempted, 0)
