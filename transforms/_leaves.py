@@ -40,17 +40,17 @@ def map_leaves(
   _checks.check_no_module(function, tree)
   leaves, treedef = jax.tree.flatten(tree, is_leaf=_is_leaf)
   others = [jax.tree.leaves(other, is_leaf=_is_leaf) for other in rest]
+  # Modules are pytrees: one inside of a tree would else pass unnoticed.
+  if any(map(_is_module_type, map(type, leaves))):
+    _checks.check_no_module(function, *leaves)
   results = []
-  for number, leaf in enumerate(leaves):
-    # Modules are pytrees: one inside of a tree would else pass unnoticed.
-    kind: Any = type(leaf)
-    if _is_module_type(kind):
-      _checks.check_no_module(function, leaf)
-    try:
-      results.append(fn(leaf, *(other[number] for other in others)))
-    except (TypeError, ValueError):
-      with located(function, leaf_paths(tree)[number], leaf):
-        raise
+  try:
+    for result in map(fn, leaves, *others):
+      results.append(result)
+  except (TypeError, ValueError):
+    number = len(results)
+    with located(function, leaf_paths(tree)[number], leaves[number]):
+      raise
   return jax.tree.unflatten(treedef, results)
 
 
@@ -85,7 +85,9 @@ def raw_value(leaf: Any) -> Any:
   if not is_variable(leaf):
     return leaf
   value = leaf.get_raw_value()
-  if not is_array(value) and isinstance(value, jax.Ref):
+  if is_array(value) or is_sharding(value):
+    return value
+  if isinstance(value, jax.Ref):
     return value[...]
   return value
 
@@ -136,6 +138,12 @@ def is_array(value: Any) -> bool:
   # Tracers are arrays too, but their classes aren't subclasses.
   kind: Any = type(value)
   return _is_array_type(kind) or isinstance(value, jax.Array)
+
+
+def is_concrete(value: Any) -> bool:
+  """Returns whether a value is a JAX array, and no tracer."""
+  kind: Any = type(value)
+  return _is_concrete_type(kind)
 
 
 def is_sharding(value: Any) -> bool:
@@ -204,7 +212,9 @@ def _shape_text(dimensions: tuple[int, ...]) -> str:
 
 def _is_leaf(node: Any) -> bool:
   kind: Any = type(node)
-  return kind is not dict and (is_variable(node) or _is_module_type(kind))
+  if kind is dict or kind is nnx.State:
+    return False
+  return is_variable(node) or _is_module_type(kind)
 
 
 # isinstance is slow for classes with a metaclass or an ABC, and every leaf goes
@@ -222,6 +232,11 @@ def _is_module_type(kind: Any) -> bool:
 @functools.cache
 def _is_sharding_type(kind: Any) -> bool:
   return issubclass(kind, (jax.sharding.Sharding, jax.sharding.PartitionSpec))
+
+
+@functools.cache
+def _is_concrete_type(kind: Any) -> bool:
+  return issubclass(kind, jax.Array) and not issubclass(kind, jax.core.Tracer)
 
 
 @functools.cache

@@ -162,39 +162,38 @@ def agreeing_metadata(
   """
   if not isinstance(sharding, jax.sharding.NamedSharding):
     return {}
-  target = tuple(sharding.spec.partitions)
-  names = set(sharding.mesh.axis_names)
-
-  def agree(entries: Entries) -> Entries:
-    flat = {
-      name
-      for entry in entries
-      for name in (entry if isinstance(entry, tuple) else (entry,))
-    }
-    if not flat <= names | {None}:
-      return entries
-    size = max(len(entries), len(_trimmed(target)))
-    padded = target + (None,) * size
-    return padded[:size]
-
+  found = variable.get_metadata()
   changed: dict[str, Any] = {}
-  for key, spec in sharding_specs(variable.get_metadata()).items():
+  for key, spec in sharding_specs(found).items():
     if isinstance(spec, jax.sharding.NamedSharding):
       if spec != sharding:
         changed[key] = sharding
       continue
     entries = spec_entries(spec)
-    new = agree(entries)
+    new = _agreeing(entries, sharding)
     if new != entries:
       changed[key] = with_entries(spec, new)
-  mesh = variable.get_metadata(MESH_KEY, None)
+  mesh = found.get(MESH_KEY)
   if mesh is not None and mesh != sharding.mesh:
     changed[MESH_KEY] = sharding.mesh
   return changed
 
 
+def _agreeing(
+  entries: Entries, sharding: jax.sharding.NamedSharding
+) -> Entries:
+  names = sharding.mesh.axis_names
+  for entry in entries:
+    for name in entry if isinstance(entry, tuple) else (entry,):
+      if name is not None and name not in names:
+        return entries
+  target = tuple(sharding.spec.partitions)
+  size = max(len(entries), len(_trimmed(target)))
+  return (target + (None,) * size)[:size]
+
+
 def replace(
-  variable: nnx.Variable[Any], value: Any, metadata: dict[str, Any]
+  variable: nnx.Variable[Any], value: Any, metadata: Mapping[str, Any]
 ) -> nnx.Variable[Any]:
   """Returns a Variable of the same class with other value and metadata.
 

@@ -70,9 +70,10 @@ def reshard(
   _checks.check_state('reshard', state)
   targets = iter(_targets(state, shardings))
   plans: list[_Plan] = []
+  known = _Known({}, {})
 
   def plan(leaf: Any) -> Any:
-    plans.append(_plan(leaf, next(targets)))
+    plans.append(_plan(leaf, next(targets), known))
     return leaf
 
   _leaves.map_leaves('reshard', plan, state)
@@ -138,6 +139,15 @@ class _Plan(NamedTuple):
   whole: jax.sharding.Sharding | None
 
 
+class _Known(NamedTuple):
+  """What was found out for leaves that agree, during one call."""
+
+  # By shape of the array and of the whole value, and sharding wanted.
+  resolved: dict[tuple[Any, ...], jax.sharding.Sharding]
+  # By shape, and sharding there and wanted.
+  placed: dict[tuple[Any, ...], bool]
+
+
 def _targets(state: nnx.State, shardings: Any) -> list[Any]:
   if _leaves.is_sharding(shardings):
     return [shardings] * len(_leaves.leaves(state))
@@ -163,7 +173,7 @@ def _targets(state: nnx.State, shardings: Any) -> list[Any]:
   return _leaves.leaves(shardings)
 
 
-def _plan(leaf: Any, target: Any) -> _Plan:
+def _plan(leaf: Any, target: Any, known: _Known) -> _Plan:
   parts = _leaves.parts(_leaves.raw_value(leaf))
   given = _leaves.parts(_leaves.raw_value(target))
   if len(given) == 1 and len(parts) != 1:
@@ -177,15 +187,15 @@ def _plan(leaf: Any, target: Any) -> _Plan:
   done = []
   main = None
   for part, sharding in zip(parts, given, strict=True):
-    targets.append(_target_of_part(part, sharding, whole))
-    done.append(_is_placed(part, targets[-1]))
+    targets.append(_target_of_part(part, sharding, whole, known))
+    done.append(_is_placed(part, targets[-1], known))
     if main is None and _leaves.shape(part) == whole:
       main = targets[-1]
   return _Plan(leaf, parts, targets, done, main)
 
 
 def _target_of_part(
-  part: Any, target: Any, whole: tuple[int, ...]
+  part: Any, target: Any, whole: tuple[int, ...], known: _Known
 ) -> jax.sharding.Sharding:
   if _leaves.is_sharding(part):
     raise TypeError('it is a sharding itself; expected an array.')
@@ -193,38 +203,44 @@ def _target_of_part(
     raise TypeError(
       f'{target!r} of type {type(target).__name__} is no sharding.'
     )
-  if isinstance(target, jax.sharding.PartitionSpec):
-    target = jax.sharding.NamedSharding(_surrounding_mesh(target), target)
   shape = _leaves.shape(part)
-  if isinstance(target, jax.sharding.NamedSharding):
-    spec = target.spec
-    if len(spec.partitions) > len(shape):
-      if shape == whole:
-        raise ValueError(
-          f'{spec} has {len(spec.partitions)} entries, more than the rank '
-          f'{len(shape)} of the value.'
-        )
-      spec = spec.update(partitions=())
-    spec, bad = partitioning.divisible_spec(
-      spec, shape, target.mesh, whole=whole
-    )
-    if bad:
-      raise ValueError(f'{target.spec}: ' + '; '.join(bad) + '.')
-    if spec is not target.spec:
-      target = target.update(spec=spec)
-  else:
-    # Raises ValueError if it does not divide the shape.
-    target.shard_shape(shape)
+  key = (shape, whole, type(target), target)
+  resolved = known.resolved.get(key)
+  if resolved is None:
+    resolved = known.resolved[key] = _resolved(shape, target, whole)
   if (
     _is_global(part)
-    and not _is_placed(part, target)
-    and part.sharding.device_set != target.device_set
+    and not _is_placed(part, resolved, known)
+    and part.sharding.device_set != resolved.device_set
   ):
     raise ValueError(
-      f'it is spread over processes, and {target} is on other devices; no '
+      f'it is spread over processes, and {resolved} is on other devices; no '
       'process sees enough of it to move it there.'
     )
-  return target
+  return resolved
+
+
+def _resolved(
+  shape: tuple[int, ...], target: Any, whole: tuple[int, ...]
+) -> jax.sharding.Sharding:
+  if isinstance(target, jax.sharding.PartitionSpec):
+    target = jax.sharding.NamedSharding(_surrounding_mesh(target), target)
+  if not isinstance(target, jax.sharding.NamedSharding):
+    # Raises ValueError if it does not divide the shape.
+    target.shard_shape(shape)
+    return target
+  spec = target.spec
+  if len(spec.partitions) > len(shape):
+    if shape == whole:
+      raise ValueError(
+        f'{spec} has {len(spec.partitions)} entries, more than the rank '
+        f'{len(shape)} of the value.'
+      )
+    spec = spec.update(partitions=())
+  spec, bad = partitioning.divisible_spec(spec, shape, target.mesh, whole=whole)
+  if bad:
+    raise ValueError(f'{target.spec}: ' + '; '.join(bad) + '.')
+  return target if spec is target.spec else target.update(spec=spec)
 
 
 def _surrounding_mesh(spec: Any) -> Any:
@@ -242,32 +258,34 @@ def _placing(plans: list[_Plan], donate: bool) -> Any:
   kept: set[int] = set()
   for plan in plans:
     for part, done in zip(plan.parts, plan.done, strict=True):
-      uses[id(part)] = uses.get(id(part), 0) + 1
       if done:
         kept.add(id(part))
+      else:
+        uses[id(part)] = uses.get(id(part), 0) + 1
   # Arrays that several Variables share are placed once, and stay shared.
   shared: dict[tuple[int, jax.sharding.Sharding], Any] = {}
 
   def place_part(part: Any, target: jax.sharding.Sharding, done: bool) -> Any:
-    uses[id(part)] -= 1
     if done:
       return part
+    uses[id(part)] -= 1
     result = shared.get((id(part), target), None)
     if result is None:
       result = _place(part, target)
     if uses[id(part)]:
       shared[id(part), target] = result
-    elif donate and id(part) not in kept and _is_concrete(part):
+    elif donate and id(part) not in kept and _leaves.is_concrete(part):
       # The devices may still be reading from its memory.
       jax.block_until_ready(result)
       part.delete()
     return result
 
   def place(plan: _Plan) -> Any:
-    placed = list(map(place_part, plan.parts, plan.targets, plan.done))
     same = all(plan.done)
-    value = _leaves.raw_value(plan.leaf)
-    moved = value if same else _leaves.with_parts(value, placed)
+    moved = value = _leaves.raw_value(plan.leaf)
+    if not same:
+      placed = list(map(place_part, plan.parts, plan.targets, plan.done))
+      moved = _leaves.with_parts(value, placed)
     if not _leaves.is_variable(plan.leaf):
       return moved
     changed = metadata.agreeing_metadata(plan.leaf, plan.whole)
@@ -278,33 +296,40 @@ def _placing(plans: list[_Plan], donate: bool) -> Any:
   return place
 
 
-def _is_concrete(part: Any) -> bool:
-  return isinstance(part, jax.Array) and not isinstance(part, jax.core.Tracer)
-
-
 def _is_global(part: Any) -> bool:
   return (
-    _is_concrete(part)
+    _leaves.is_concrete(part)
     and not part.is_fully_addressable
     and not part.is_fully_replicated
   )
 
 
-def _is_placed(part: Any, target: jax.sharding.Sharding) -> bool:
+def _is_placed(part: Any, target: jax.sharding.Sharding, known: _Known) -> bool:
   if isinstance(part, jax.ShapeDtypeStruct):
     return part.sharding == target
-  if not _is_concrete(part):
+  if not _leaves.is_concrete(part):
     return False
-  if part.sharding is target or part.sharding == target:
+  have = part.sharding
+  if have is target:
+    return True
+  key = (part.shape, have, target)
+  answer = known.placed.get(key)
+  if answer is None:
+    answer = known.placed[key] = _same_place(have, target, part.ndim)
+  return answer
+
+
+def _same_place(have: Any, target: Any, rank: int) -> bool:
+  if have == target:
     return True
   # Equal devices are not enough: the mesh is a part of the type of an array
   # with Explicit axes.
   return (
     isinstance(target, jax.sharding.NamedSharding)
-    and isinstance(part.sharding, jax.sharding.NamedSharding)
-    and part.sharding.mesh == target.mesh
-    and part.sharding.memory_kind == target.memory_kind
-    and part.sharding.is_equivalent_to(target, part.ndim)
+    and isinstance(have, jax.sharding.NamedSharding)
+    and have.mesh == target.mesh
+    and have.memory_kind == target.memory_kind
+    and have.is_equivalent_to(target, rank)
   )
 
 

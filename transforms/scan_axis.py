@@ -13,6 +13,7 @@ them. Everything else raises ValueError rather than guess; nothing is changed in
 place, and a Variable to which nothing has to be done is returned as it is.
 """
 
+import collections
 from collections.abc import Callable, Sequence
 import functools
 from typing import Any, NamedTuple
@@ -27,6 +28,8 @@ from transforms import _leaves
 from transforms import metadata
 
 _SHOWN_DIFFERENCES = 5
+# Arrays of a kind in one call of a compiled transpose.
+_MOVED_AT_ONCE = 32
 
 
 def remove_scan_axis[T](tree: T, name: str = 'layers') -> T:
@@ -67,7 +70,7 @@ def remove_scan_axis[T](tree: T, name: str = 'layers') -> T:
     own = metadata.scan_name(found, name)
     rank = _leaves.rank(value)
     changed = metadata.updated_specs(
-      found, lambda entries: _removed(entries, own, rank)
+      found, lambda entries: _known(_removed, entries, own, rank)
     )
     return metadata.replace(leaf, value, changed) if changed else leaf
 
@@ -105,43 +108,40 @@ def add_scan_axis[T](tree: T, name: str = 'layers', axis: int = 0) -> T:
       for a further name, or it has the name elsewhere.
   """
 
-  def add(leaf: Any) -> Any:
+  def plan(leaf: Any) -> _Moving:
     variable = _leaves.is_variable(leaf)
     value = _leaves.raw_value(leaf)
     _refuse_sharding(value)
     rank = _stacked_rank(value)
     if rank is None:
-      return leaf
+      return _Moving(leaf, value, (), {})
     found = leaf.get_metadata() if variable else {}
     wanted = metadata.scan_axis(found, axis)
     target = _axis_in(wanted, rank, 'axis')
     if not variable:
-      return _leaves.map_parts(lambda part: _move(part, 0, wanted), value)
+      return _Moving(leaf, value, _steps(value, 0, wanted), {})
     own = metadata.scan_name(found, name)
     in_place = []
 
     def insert(entries: metadata.Entries) -> metadata.Entries:
-      new = _inserted(entries, own, target, rank)
-      in_place.append(new is entries)
+      new = _known(_inserted, entries, own, target, rank)
+      in_place.append(new == entries)
       return new
 
     changed = metadata.updated_specs(found, insert)
-    if target and any(in_place):
-      if not all(in_place):
-        raise ValueError(
-          f'{own!r} is in some specs but not in others '
-          f'({metadata.sharding_specs(found)}), so whether the value has been '
-          'moved is unknown.'
-        )
-      return leaf
-    moved = value
-    if target:
-      moved = _leaves.map_parts(lambda part: _move(part, 0, wanted), value)
-    if moved is value and not changed:
-      return leaf
-    return metadata.replace(leaf, moved, changed)
+    if not target:
+      return _Moving(leaf, value, (), changed)
+    if not any(in_place):
+      return _Moving(leaf, value, _steps(value, 0, wanted), changed)
+    if not all(in_place):
+      raise ValueError(
+        f'{own!r} is in some specs but not in others '
+        f'({metadata.sharding_specs(found)}), so whether the value has been '
+        'moved is unknown.'
+      )
+    return _Moving(leaf, value, (), {})
 
-  result: T = _leaves.map_leaves('add_scan_axis', add, tree)
+  result: T = _carried_out('add_scan_axis', plan, tree)
   return result
 
 
@@ -173,8 +173,7 @@ def move_scan_axis[T](tree: T, source: int, destination: int) -> T:
       axis is negative where a sharding leaves the rank open.
   """
 
-  def move(leaf: Any) -> Any:
-    variable = _leaves.is_variable(leaf)
+  def plan(leaf: Any) -> _Moving:
     value = _leaves.raw_value(leaf)
     rank = _leaves.rank(value)
     if rank is not None:
@@ -184,20 +183,17 @@ def move_scan_axis[T](tree: T, source: int, destination: int) -> T:
       start = _axis_of_any(source, 'source')
       end = _axis_of_any(destination, 'destination')
     else:
-      return leaf
-    moved = _leaves.map_parts(
-      lambda part: _move(part, source, destination), value
-    )
-    if not variable:
-      return moved
-    changed = metadata.updated_specs(
-      leaf.get_metadata(), lambda entries: _moved(entries, start, end, rank)
-    )
-    if moved is value and not changed:
-      return leaf
-    return metadata.replace(leaf, moved, changed)
+      return _Moving(leaf, value, (), {})
+    steps = _steps(value, source, destination)
+    changed = {}
+    if _leaves.is_variable(leaf):
+      changed = metadata.updated_specs(
+        leaf.get_metadata(),
+        lambda entries: _known(_moved, entries, start, end, rank),
+      )
+    return _Moving(leaf, value, steps, changed)
 
-  result: T = _leaves.map_leaves('move_scan_axis', move, tree)
+  result: T = _carried_out('move_scan_axis', plan, tree)
   return result
 
 
@@ -374,6 +370,24 @@ def _layer_count(state: nnx.State, plans: Sequence[_Unstacking]) -> int:
   return next(iter(seen))
 
 
+def _known(
+  fn: Callable[..., metadata.Entries], entries: metadata.Entries, *rest: Any
+) -> metadata.Entries:
+  """Returns `fn(entries, *rest)`, computed once for the leaves that agree."""
+  try:
+    hash(entries)
+  except TypeError:
+    return fn(entries, *rest)
+  return _computed(fn, entries, *rest)
+
+
+@functools.lru_cache(maxsize=4096)
+def _computed(
+  fn: Callable[..., metadata.Entries], entries: metadata.Entries, *rest: Any
+) -> metadata.Entries:
+  return fn(entries, *rest)
+
+
 def _removed(
   entries: metadata.Entries, name: str | None, rank: int | None
 ) -> metadata.Entries:
@@ -529,37 +543,120 @@ def _refuse_sharding(value: Any) -> None:
     )
 
 
-def _move(part: Any, source: int, destination: int) -> Any:
+class _Moving(NamedTuple):
+  """What becomes of one leaf: an axis of each part moves, specs change."""
+
+  leaf: Any
+  value: Any
+  # From where to where, for each part; empty if all stay as they are.
+  steps: tuple[tuple[int, int], ...]
+  specs: dict[str, Any]
+
+
+def _steps(
+  value: Any, source: int, destination: int
+) -> tuple[tuple[int, int], ...]:
+  """Returns the steps of all parts, having checked that they can be taken."""
+  if _leaves.is_array(value):
+    rank = len(value.shape)
+    start, end = source % rank, destination % rank
+    return ((start, end),) if start != end else ()
+  steps = []
+  for part in _leaves.parts(value):
+    if _leaves.is_sharding(part):
+      if not isinstance(
+        part, (jax.sharding.NamedSharding, jax.sharding.PartitionSpec)
+      ):
+        raise TypeError(f'{type(part).__name__} has no axes to move.')
+      steps.append((source, destination))
+      continue
+    rank = len(_leaves.shape(part))
+    start = _axis_in(source, rank, 'source')
+    steps.append((start, _axis_in(destination, rank, 'destination')))
+  return tuple(steps) if any(start != end for start, end in steps) else ()
+
+
+def _carried_out(
+  function: str, plan: Callable[[Any], _Moving], tree: Any
+) -> Any:
+  """Returns the tree with every leaf as planned, having planned all first."""
+  plans: list[_Moving] = []
+
+  def add(leaf: Any) -> Any:
+    plans.append(plan(leaf))
+    return leaf
+
+  _leaves.map_leaves(function, add, tree)
+  parts: list[Any] = []
+  steps: list[tuple[int, int]] = []
+  for moving in plans:
+    if moving.steps:
+      parts += _leaves.parts(moving.value)
+      steps += moving.steps
+  moved = iter(_move_all(parts, steps))
+  results = []
+  for leaf, value, taken, specs in plans:
+    if not taken and not specs:
+      results.append(leaf)
+      continue
+    if taken:
+      value = _leaves.with_parts(value, [next(moved) for _ in taken])
+    if _leaves.is_variable(leaf):
+      value = metadata.replace(leaf, value, specs)
+    results.append(value)
+  return _leaves.unflatten_like(tree, results)
+
+
+def _move_all(parts: list[Any], steps: list[tuple[int, int]]) -> list[Any]:
+  results = list(parts)
+  alike: dict[Any, list[int]] = collections.defaultdict(list)
+  for number, (part, step) in enumerate(zip(parts, steps, strict=True)):
+    if step[0] == step[1]:
+      continue
+    if _leaves.is_concrete(part):
+      key = (step, part.shape, part.dtype, part.sharding, part.committed)
+      alike[key].append(number)
+    else:
+      results[number] = _move(part, *step)
+  for (step, *_), numbers in alike.items():
+    # Few aren't worth to compile a function of many.
+    size = _MOVED_AT_ONCE if len(numbers) >= 4 * _MOVED_AT_ONCE else 1
+    move = _compiled_move(*step)
+    while numbers:
+      size = size if len(numbers) >= size else 1
+      batch, numbers = numbers[:size], numbers[size:]
+      for number, result in zip(
+        batch, move(*(parts[number] for number in batch)), strict=True
+      ):
+        results[number] = result
+  return results
+
+
+def _move(part: Any, start: int, end: int) -> Any:
   if _leaves.is_sharding(part):
-    if not isinstance(
-      part, (jax.sharding.NamedSharding, jax.sharding.PartitionSpec)
-    ):
-      raise TypeError(f'{type(part).__name__} has no axes to move.')
     entries = metadata.spec_entries(part)
-    new = _moved(entries, source, destination, None)
+    new = _moved(entries, start, end, None)
     return part if new == entries else metadata.with_entries(part, new)
-  rank = len(_leaves.shape(part))
-  start = _axis_in(source, rank, 'source')
-  end = _axis_in(destination, rank, 'destination')
-  if start == end:
-    return part
   if isinstance(part, jax.ShapeDtypeStruct):
     shape = list(part.shape)
     shape.insert(end, shape.pop(start))
     return _abstract(
-      part, tuple(shape), lambda entries: _moved(entries, start, end, rank)
+      part,
+      tuple(shape),
+      lambda entries: _moved(entries, start, end, len(shape)),
     )
   if isinstance(part, np.ndarray):
     return np.moveaxis(part, start, end)
-  if isinstance(part, jax.core.Tracer):
-    return jnp.moveaxis(part, start, end)
-  return _compiled_move(start, end)(part)
+  return jnp.moveaxis(part, start, end)
 
 
-# A compiled transpose starts in a third of the time of jnp.moveaxis.
+# A compiled transpose starts in a third of the time of jnp.moveaxis, and one of
+# many arrays in half of the time of many.
 @functools.cache
-def _compiled_move(start: int, end: int) -> Callable[[jax.Array], jax.Array]:
-  return jax.jit(lambda array: jnp.moveaxis(array, start, end))
+def _compiled_move(start: int, end: int) -> Callable[..., list[jax.Array]]:
+  return jax.jit(
+    lambda *arrays: [jnp.moveaxis(array, start, end) for array in arrays]
+  )
 
 
 def _stack(parts: list[Any], axis: int) -> Any:
