@@ -4,6 +4,7 @@ import chex
 from flax import nnx
 import jax
 import jax.numpy as jnp
+import jaxlib
 import numpy as np
 import qwix
 from qwix._src.core import qarray
@@ -62,6 +63,44 @@ class PrivateQwixTest(absltest.TestCase):
 
     jax.eval_shape(f, jnp.ones(3))
     self.assertEqual(seen, [True])
+
+
+class PrivateJaxTest(absltest.TestCase):
+  """Notices when the class of concrete arrays gets another name."""
+
+  def test_concrete_arrays(self):
+    self.assertIs(type(jnp.zeros(1)), jaxlib._jax.ArrayImpl)
+    for name in ('__matmul__', '__rmatmul__', '__getitem__'):
+      self.assertTrue(hasattr(jaxlib._jax.ArrayImpl, name))
+      self.assertTrue(hasattr(jax.core.Tracer, name))
+
+  def test_operators_are_answered_in_and_outside_of_a_trace(self):
+    class Operators(nnx.Module):
+      def __init__(self):
+        self.at = nnx.Param(jnp.eye(8, 5))
+        self.variable = nnx.Param(jnp.eye(5, 4))
+        self.table = nnx.Param(jnp.ones((6, 4)))
+
+      def __call__(self, x):
+        ids = jnp.arange(x.shape[0])
+        return x @ self.at[...] @ self.variable + self.table[...][ids]
+
+    x = toy_models.inputs()
+    graphdef, state = peftlib.inject(
+      *nnx.split(Operators()), peftlib.LoraConfig(rank=2), x, key=KEY
+    )
+    lora, rest = nnx.split_state(state, nnx.LoRAParam, ...)
+    lora = jax.tree.map(lambda v: v + 0.5, lora)
+    self.assertLen(jax.tree.leaves(lora), 6)
+    state = nnx.merge_state(lora, rest)
+    eager = nnx.merge(graphdef, state)(x)
+    jitted = jax.jit(lambda s: nnx.merge(graphdef, s)(x))(state)
+    np.testing.assert_allclose(eager, jitted, rtol=1e-5, atol=1e-4)
+    merged = peftlib.merge_adapters(graphdef, state)
+    np.testing.assert_allclose(
+      eager, nnx.merge(*merged)(x), rtol=1e-5, atol=1e-4
+    )
+    self.assertGreater(float(jnp.abs(eager - Operators()(x)).max()), 1.0)
 
 
 class RecordTest(parameterized.TestCase):
