@@ -19,7 +19,11 @@ from transforms import _checks
 
 
 def map_leaves(
-  function: str, fn: Callable[[Any], Any], tree: Any, *rest: Any
+  function: str,
+  fn: Callable[..., Any],
+  tree: Any,
+  *rest: Any,
+  finish: Callable[[list[Any]], list[Any]] | None = None,
 ) -> Any:
   """Maps `fn` over the leaves of a tree of Variables.
 
@@ -29,6 +33,8 @@ def map_leaves(
       the function, and the path and shape of the leaf, put in front.
     tree: A State or any other pytree that has no module in it.
     *rest: Trees of the same structure, handed to `fn` as further arguments.
+    finish: From all that `fn` returned to the leaves of the result, so that
+      nothing is done before every leaf has been checked.
 
   Returns:
     A tree of the same structure.
@@ -51,6 +57,8 @@ def map_leaves(
     number = len(results)
     with located(function, leaf_paths(tree)[number], leaves[number]):
       raise
+  if finish is not None:
+    results = finish(results)
   return jax.tree.unflatten(treedef, results)
 
 

@@ -69,16 +69,16 @@ def reshard(
   """
   _checks.check_state('reshard', state)
   targets = iter(_targets(state, shardings))
-  plans: list[_Plan] = []
   known = _Known({}, {})
 
-  def plan(leaf: Any) -> Any:
-    plans.append(_plan(leaf, next(targets), known))
-    return leaf
+  def plan(leaf: Any) -> _Plan:
+    return _plan(leaf, next(targets), known)
 
-  _leaves.map_leaves('reshard', plan, state)
-  place = _placing(plans, donate)
-  return _leaves.unflatten_like(state, [place(plan) for plan in plans])
+  def place(plans: list[_Plan]) -> list[Any]:
+    return list(map(_placing(plans, donate), plans))
+
+  result: nnx.State = _leaves.map_leaves('reshard', plan, state, finish=place)
+  return result
 
 
 @contextlib.contextmanager

@@ -108,18 +108,17 @@ def add_scan_axis[T](tree: T, name: str = 'layers', axis: int = 0) -> T:
       for a further name, or it has the name elsewhere.
   """
 
-  def plan(leaf: Any) -> _Moving:
+  def plan(leaf: Any) -> Any:
     variable = _leaves.is_variable(leaf)
     value = _leaves.raw_value(leaf)
-    _refuse_sharding(value)
     rank = _stacked_rank(value)
     if rank is None:
-      return _Moving(leaf, value, (), {})
+      return leaf
     found = leaf.get_metadata() if variable else {}
     wanted = metadata.scan_axis(found, axis)
     target = _axis_in(wanted, rank, 'axis')
     if not variable:
-      return _Moving(leaf, value, _steps(value, 0, wanted), {})
+      return _planned(leaf, value, _steps(value, 0, wanted), {})
     own = metadata.scan_name(found, name)
     in_place = []
 
@@ -130,18 +129,20 @@ def add_scan_axis[T](tree: T, name: str = 'layers', axis: int = 0) -> T:
 
     changed = metadata.updated_specs(found, insert)
     if not target:
-      return _Moving(leaf, value, (), changed)
+      return _planned(leaf, value, (), changed)
     if not any(in_place):
-      return _Moving(leaf, value, _steps(value, 0, wanted), changed)
+      return _planned(leaf, value, _steps(value, 0, wanted), changed)
     if not all(in_place):
       raise ValueError(
         f'{own!r} is in some specs but not in others '
         f'({metadata.sharding_specs(found)}), so whether the value has been '
         'moved is unknown.'
       )
-    return _Moving(leaf, value, (), {})
+    return leaf
 
-  result: T = _carried_out('add_scan_axis', plan, tree)
+  result: T = _leaves.map_leaves(
+    'add_scan_axis', plan, tree, finish=_carried_out
+  )
   return result
 
 
@@ -173,7 +174,7 @@ def move_scan_axis[T](tree: T, source: int, destination: int) -> T:
       axis is negative where a sharding leaves the rank open.
   """
 
-  def plan(leaf: Any) -> _Moving:
+  def plan(leaf: Any) -> Any:
     value = _leaves.raw_value(leaf)
     rank = _leaves.rank(value)
     if rank is not None:
@@ -183,7 +184,7 @@ def move_scan_axis[T](tree: T, source: int, destination: int) -> T:
       start = _axis_of_any(source, 'source')
       end = _axis_of_any(destination, 'destination')
     else:
-      return _Moving(leaf, value, (), {})
+      return leaf
     steps = _steps(value, source, destination)
     changed = {}
     if _leaves.is_variable(leaf):
@@ -191,9 +192,11 @@ def move_scan_axis[T](tree: T, source: int, destination: int) -> T:
         leaf.get_metadata(),
         lambda entries: _known(_moved, entries, start, end, rank),
       )
-    return _Moving(leaf, value, steps, changed)
+    return _planned(leaf, value, steps, changed)
 
-  result: T = _carried_out('move_scan_axis', plan, tree)
+  result: T = _leaves.map_leaves(
+    'move_scan_axis', plan, tree, finish=_carried_out
+  )
   return result
 
 
@@ -331,7 +334,6 @@ class _Unstacking(NamedTuple):
 
 def _plan_unstacking(leaf: Any, name: str | None, axis: int) -> _Unstacking:
   value = _leaves.raw_value(leaf)
-  _refuse_sharding(value)
   rank = _stacked_rank(value)
   if rank is None:
     return _Unstacking(leaf, None, (), {})
@@ -375,10 +377,9 @@ def _known(
 ) -> metadata.Entries:
   """Returns `fn(entries, *rest)`, computed once for the leaves that agree."""
   try:
-    hash(entries)
-  except TypeError:
+    return _computed(fn, entries, *rest)
+  except TypeError:  # A list among the entries has no hash.
     return fn(entries, *rest)
-  return _computed(fn, entries, *rest)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -527,6 +528,7 @@ def _axis_of_any(axis: int, what: str) -> int:
 def _stacked_rank(value: Any) -> int | None:
   if _leaves.is_array(value) and value.shape:
     return len(value.shape)
+  _refuse_sharding(value)
   parts = _leaves.parts(value)
   if any(not _leaves.shape(part) for part in parts):
     raise ValueError('a scalar cannot have come out of a scan stacked.')
@@ -544,11 +546,11 @@ def _refuse_sharding(value: Any) -> None:
 
 
 class _Moving(NamedTuple):
-  """What becomes of one leaf: an axis of each part moves, specs change."""
+  """How one leaf is moved: an axis of each part, and the specs alike."""
 
   leaf: Any
   value: Any
-  # From where to where, for each part; empty if all stay as they are.
+  # From where to where, for each part.
   steps: tuple[tuple[int, int], ...]
   specs: dict[str, Any]
 
@@ -576,35 +578,39 @@ def _steps(
   return tuple(steps) if any(start != end for start, end in steps) else ()
 
 
-def _carried_out(
-  function: str, plan: Callable[[Any], _Moving], tree: Any
+def _planned(
+  leaf: Any,
+  value: Any,
+  steps: tuple[tuple[int, int], ...],
+  specs: dict[str, Any],
 ) -> Any:
-  """Returns the tree with every leaf as planned, having planned all first."""
-  plans: list[_Moving] = []
+  """Returns a plan for a leaf that is to be moved; else the finished leaf."""
+  if steps:
+    return _Moving(leaf, value, steps, specs)
+  return metadata.replace(leaf, value, specs) if specs else leaf
 
-  def add(leaf: Any) -> Any:
-    plans.append(plan(leaf))
-    return leaf
 
-  _leaves.map_leaves(function, add, tree)
+def _carried_out(plans: list[Any]) -> list[Any]:
+  """Returns the leaves, with those that have a plan moved."""
+  pending = [plan for plan in plans if type(plan) is _Moving]
+  if not pending:
+    return plans
   parts: list[Any] = []
   steps: list[tuple[int, int]] = []
-  for moving in plans:
-    if moving.steps:
-      parts += _leaves.parts(moving.value)
-      steps += moving.steps
+  for plan in pending:
+    parts += _leaves.parts(plan.value)
+    steps += plan.steps
   moved = iter(_move_all(parts, steps))
-  results = []
-  for leaf, value, taken, specs in plans:
-    if not taken and not specs:
-      results.append(leaf)
-      continue
-    if taken:
-      value = _leaves.with_parts(value, [next(moved) for _ in taken])
-    if _leaves.is_variable(leaf):
-      value = metadata.replace(leaf, value, specs)
-    results.append(value)
-  return _leaves.unflatten_like(tree, results)
+
+  def finish(plan: Any) -> Any:
+    if type(plan) is not _Moving:
+      return plan
+    value = _leaves.with_parts(plan.value, [next(moved) for _ in plan.steps])
+    if not _leaves.is_variable(plan.leaf):
+      return value
+    return metadata.replace(plan.leaf, value, plan.specs)
+
+  return list(map(finish, plans))
 
 
 def _move_all(parts: list[Any], steps: list[tuple[int, int]]) -> list[Any]:
