@@ -5,6 +5,7 @@ part from one view of the value in host memory, which takes half of the time of
 `jax.device_put` or less, and no copy for each shard.
 """
 
+import collections
 from collections.abc import Iterator
 import contextlib
 import functools
@@ -69,13 +70,13 @@ def reshard(
   """
   _checks.check_state('reshard', state)
   targets = iter(_targets(state, shardings))
-  known = _Known({}, {})
+  known = _Known({}, {}, set())
 
-  def plan(leaf: Any) -> _Plan:
+  def plan(leaf: Any) -> Any:
     return _plan(leaf, next(targets), known)
 
-  def place(plans: list[_Plan]) -> list[Any]:
-    return list(map(_placing(plans, donate), plans))
+  def place(plans: list[Any]) -> list[Any]:
+    return list(map(_placing(plans, known, donate), plans))
 
   result: nnx.State = _leaves.map_leaves('reshard', plan, state, finish=place)
   return result
@@ -133,6 +134,7 @@ class _Plan(NamedTuple):
   """Where the parts of one leaf go, and what its metadata has to agree with."""
 
   leaf: Any
+  value: Any
   parts: list[Any]
   targets: list[jax.sharding.Sharding]
   done: list[bool]
@@ -140,12 +142,14 @@ class _Plan(NamedTuple):
 
 
 class _Known(NamedTuple):
-  """What was found out for leaves that agree, during one call."""
+  """What was found out during one call, mostly about leaves that agree."""
 
   # By shape of the array and of the whole value, and sharding wanted.
   resolved: dict[tuple[Any, ...], jax.sharding.Sharding]
   # By shape, and sharding there and wanted.
   placed: dict[tuple[Any, ...], bool]
+  # The ids of arrays that are a part of the result.
+  kept: set[int]
 
 
 def _targets(state: nnx.State, shardings: Any) -> list[Any]:
@@ -173,8 +177,10 @@ def _targets(state: nnx.State, shardings: Any) -> list[Any]:
   return _leaves.leaves(shardings)
 
 
-def _plan(leaf: Any, target: Any, known: _Known) -> _Plan:
-  parts = _leaves.parts(_leaves.raw_value(leaf))
+def _plan(leaf: Any, target: Any, known: _Known) -> Any:
+  """Returns where the leaf goes; the finished leaf if it's there already."""
+  value = _leaves.raw_value(leaf)
+  parts = _leaves.parts(value)
   given = _leaves.parts(_leaves.raw_value(target))
   if len(given) == 1 and len(parts) != 1:
     given *= len(parts)
@@ -191,7 +197,24 @@ def _plan(leaf: Any, target: Any, known: _Known) -> _Plan:
     done.append(_is_placed(part, targets[-1], known))
     if main is None and _leaves.shape(part) == whole:
       main = targets[-1]
-  return _Plan(leaf, parts, targets, done, main)
+  known.kept.update(
+    id(part) for part, there in zip(parts, done, strict=True) if there
+  )
+  if all(done):
+    return _agreeing(leaf, value, value, main)
+  return _Plan(leaf, value, parts, targets, done, main)
+
+
+def _agreeing(
+  leaf: Any, value: Any, placed: Any, sharding: jax.sharding.Sharding | None
+) -> Any:
+  """Returns the leaf with a value that was placed, and metadata that agrees."""
+  if not _leaves.is_variable(leaf):
+    return placed
+  changed = metadata.agreeing_metadata(leaf, sharding)
+  if placed is value and not changed:
+    return leaf
+  return metadata.replace(leaf, placed, changed)
 
 
 def _target_of_part(
@@ -253,15 +276,12 @@ def _surrounding_mesh(spec: Any) -> Any:
   return mesh
 
 
-def _placing(plans: list[_Plan], donate: bool) -> Any:
-  uses: dict[int, int] = {}
-  kept: set[int] = set()
+def _placing(plans: list[Any], known: _Known, donate: bool) -> Any:
+  uses: dict[int, int] = collections.defaultdict(int)
   for plan in plans:
-    for part, done in zip(plan.parts, plan.done, strict=True):
-      if done:
-        kept.add(id(part))
-      else:
-        uses[id(part)] = uses.get(id(part), 0) + 1
+    if type(plan) is _Plan:
+      for part, done in zip(plan.parts, plan.done, strict=True):
+        uses[id(part)] += not done
   # Arrays that several Variables share are placed once, and stay shared.
   shared: dict[tuple[int, jax.sharding.Sharding], Any] = {}
 
@@ -274,24 +294,19 @@ def _placing(plans: list[_Plan], donate: bool) -> Any:
       result = _place(part, target)
     if uses[id(part)]:
       shared[id(part), target] = result
-    elif donate and id(part) not in kept and _leaves.is_concrete(part):
+    elif donate and id(part) not in known.kept and _leaves.is_concrete(part):
       # The devices may still be reading from its memory.
       jax.block_until_ready(result)
       part.delete()
     return result
 
-  def place(plan: _Plan) -> Any:
-    same = all(plan.done)
-    moved = value = _leaves.raw_value(plan.leaf)
-    if not same:
-      placed = list(map(place_part, plan.parts, plan.targets, plan.done))
-      moved = _leaves.with_parts(value, placed)
-    if not _leaves.is_variable(plan.leaf):
-      return moved
-    changed = metadata.agreeing_metadata(plan.leaf, plan.whole)
-    if same and not changed:
-      return plan.leaf
-    return metadata.replace(plan.leaf, moved, changed)
+  def place(plan: Any) -> Any:
+    if type(plan) is not _Plan:
+      return plan
+    placed = list(map(place_part, plan.parts, plan.targets, plan.done))
+    return _agreeing(
+      plan.leaf, plan.value, _leaves.with_parts(plan.value, placed), plan.whole
+    )
 
   return place
 
