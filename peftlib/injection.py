@@ -1,5 +1,6 @@
 """Adding adapters to a split model."""
 
+import dataclasses
 import functools
 import math
 from typing import Any, NamedTuple
@@ -281,7 +282,13 @@ def _add_variables(
   exact = not slot.op.route
   stored = interception.stored(node)
   make = _starter(
-    slot.method, slot.op, axes, axis, slot.layers, tuple(value.shape)
+    slot.method,
+    # The same for all weights of its kind.
+    dataclasses.replace(slot.op, path=(), name='weight'),
+    axes,
+    axis,
+    slot.layers,
+    tuple(value.shape),
   )
   if isinstance(value, jax.ShapeDtypeStruct):
     start = jax.eval_shape(make, key, stored)

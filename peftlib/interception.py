@@ -334,6 +334,7 @@ class _Provider(qwix.PtqProvider):
   def _reset(self) -> None:
     """Forgets a call, one that was ended by an exception too."""
     self._aliases().clear()
+    self._local.known = {}
     slots_lib.restore_layers(getattr(self._local, 'shortened', []))
     self._local.shortened = []
 
@@ -608,14 +609,34 @@ class _Provider(qwix.PtqProvider):
     """The variable of a module at work from which `x` comes."""
     chain = list(self._ancestry(_raw(x)))
     near = list(_modules_at_work())
-    for modules in (near, (m for n in near for m in _with_descendants(n))):
-      for module in modules:
-        candidates = {id(raw): name for name, raw in _raw_weights(module)}
+    for deep in (False, True):
+      for module in near:
+        known = self._known_weights(module, deep)
         for origin, route, lost in chain:
-          if id(origin) in candidates:
-            shape = tuple(origin.shape)
-            return _Found(module, candidates[id(origin)], route, lost, shape)
+          if id(origin) in known:
+            _, owner, name = known[id(origin)]
+            return _Found(owner, name, route, lost, tuple(origin.shape))
     return None
+
+  def _known_weights(
+    self, module: nnx.Module, deep: bool
+  ) -> dict[int, tuple[Any, nnx.Module, str]]:
+    """Array, module and name of each weight, by identity; once in a call."""
+    if not hasattr(self._local, 'known'):
+      self._local.known = {}
+    # The modules and arrays are kept too, so that no identity is used twice.
+    key = id(module), deep
+    if key not in self._local.known:
+      owners = _with_descendants(module) if deep else (module,)
+      self._local.known[key] = (
+        module,
+        {
+          id(raw): (raw, owner, name)
+          for owner in owners
+          for name, raw in _raw_weights(owner)
+        },
+      )
+    return self._local.known[key][1]
 
   def _ancestry(
     self, x: Any

@@ -1,5 +1,6 @@
 """Putting adapters into the weights, and taking them out again."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -75,10 +76,14 @@ def merge_adapters(
     slots = tuple(slot for _, slot in pairs)
     name = slots[0].op.name
     node = weight_ops.get_weight(module, name)
-    weight_ops.set_weight(
-      module, name, _merged(module, node, slots, dtype, requantize)
-    )
-    replaced.add((*paths[id(module)], *name.split('/')))
+    new = _merged(module, node, slots, dtype, requantize)
+    weight_ops.set_weight(module, name, new)
+    own = (*paths[id(module)], *name.split('/'))
+    if isinstance(new, interception.QuantizedWeight):
+      parts = ('qvalue', 'scale', 'zero_point')
+      replaced |= {(*own, 'array', part) for part in parts}
+    else:
+      replaced.add(own)
   for module, slot in slots_lib.of_model(model):
     drop(module, slot)
   if not interception.is_quantized(model):
@@ -192,35 +197,26 @@ def _merged(
         f'peftlib.merge_adapters: adapter {slot.adapter!r} of {op.label} is'
         ' assigned to rows of a batch; no single weight does what they do.'
       )
-  one_shape = shape[:axis] + shape[axis + len(axes) :]
-
-  def of_layer(stored: Any, values: list[slots_lib.Values]) -> Any:
-    weight = interception.dense(stored)
-    matrix = op.to_matrix(op.from_variable(weight))
-    for slot, value in zip(slots, values, strict=True):
-      merge = slot.method.merge
-      for _ in op.batch:
-        merge = jax.vmap(merge)
-      after = merge(
-        matrix.astype(jnp.float32),
-        frozen_ops.as_matrices(op, slot.variables, value.variables),
-      )
-      if value.gate is not None:
-        after = jnp.where(value.gate, after, matrix)
-      matrix = after
-    out = op.to_variable(op.from_matrix(matrix), one_shape)
-    out = out.astype(weight.dtype if dtype is None else dtype)
-    return interception.quantize(out, node.how) if requantize_it else out
-
   requantize_it = quantized and requantize
-  run = of_layer
-  for _ in axes:
-    run = jax.vmap(run, in_axes=axis, out_axes=axis)
+  run = _merger(
+    # The same for all weights of their kind.
+    tuple(
+      dataclasses.replace(
+        slot, op=dataclasses.replace(op, path=(), name='weight')
+      )
+      for slot in slots
+    ),
+    len(axes),
+    axis,
+    shape[:axis] + shape[axis + len(axes) :],
+    None if dtype is None else jnp.dtype(dtype),
+    node.how if requantize_it else None,
+  )
   stored = interception.stored(node)
   if isinstance(variable.get_raw_value(), jax.ShapeDtypeStruct):
     merged = jax.eval_shape(run, stored, values)
   else:
-    merged = jax.jit(run)(stored, values)
+    merged = run(stored, values)
   if requantize_it:
     parts = jax.tree.unflatten(
       jax.tree.structure(merged),
@@ -237,6 +233,52 @@ def _merged(
     )
     return interception.QuantizedWeight(parts, node.how)
   return type(variable).from_metadata(merged, variable.get_metadata())
+
+
+# Cached, since weights of equal shape are many and a compilation is slow.
+@functools.lru_cache(maxsize=256)
+def _merger(
+  slots: tuple[slots_lib.Slot, ...],
+  stacked: int,
+  axis: int,
+  shape: tuple[int, ...],
+  dtype: Any,
+  how: Any,
+) -> Any:
+  """A compiled function of stored weight and adapters' values.
+
+  Args:
+    slots: The adapters, all of one op.
+    stacked: Number of axes of the stack.
+    axis: Where they are.
+    shape: One layer's shape of the variable.
+    dtype: Dtype of the result; None is the weight's.
+    how: How the result is quantized; None leaves it in floating point.
+  """
+  op = slots[0].op
+
+  def of_layer(stored: Any, values: list[slots_lib.Values]) -> Any:
+    weight = interception.dense(stored)
+    matrix = op.to_matrix(op.from_variable(weight))
+    for slot, value in zip(slots, values, strict=True):
+      merge = slot.method.merge
+      for _ in op.batch:
+        merge = jax.vmap(merge)
+      after = merge(
+        matrix.astype(jnp.float32),
+        frozen_ops.as_matrices(op, slot.variables, value.variables),
+      )
+      if value.gate is not None:
+        after = jnp.where(value.gate, after, matrix)
+      matrix = after
+    out = op.to_variable(op.from_matrix(matrix), shape)
+    out = out.astype(weight.dtype if dtype is None else dtype)
+    return out if how is None else interception.quantize(out, how)
+
+  run = of_layer
+  for _ in range(stacked):
+    run = jax.vmap(run, in_axes=axis, out_axes=axis)
+  return jax.jit(run)
 
 
 def _full(

@@ -85,14 +85,12 @@ def quantize_base(
       tile_size=rule.tile_size,
       calibration_method=rule.weight_calibration_method,
     )
-    quantize = _over_layers(
-      functools.partial(interception.quantize, how=how), len(axes), axis
-    )
+    quantize = _quantizer(how, len(axes), axis)
     value = weight.get_raw_value()
     if isinstance(value, jax.ShapeDtypeStruct):
       array = jax.eval_shape(quantize, value)
     else:
-      array = jax.jit(quantize)(value)
+      array = quantize(value)
     wrap = functools.partial(_like, weight)
     weight_ops.set_weight(
       module,
@@ -184,6 +182,14 @@ def _choose(
       f' the contracted width of {", ".join(labels)}.'
     )
   return pairs
+
+
+# Cached, since weights of equal shape are many and a compilation is slow.
+@functools.lru_cache(maxsize=256)
+def _quantizer(how: Any, stacked: int, axis: int) -> Callable[[Any], Any]:
+  """A compiled function that quantizes a stack of layers."""
+  quantize = functools.partial(interception.quantize, how=how)
+  return jax.jit(_over_layers(quantize, stacked, axis))
 
 
 def _over_layers(
