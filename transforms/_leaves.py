@@ -177,12 +177,11 @@ def rank(value: Any) -> int | None:
   return max(ranks) if ranks else None
 
 
-def same_structure(one: Any, two: Any) -> bool:
-  """Returns whether two trees have leaves at the same paths."""
-  structures: list[Any] = [
-    jax.tree.structure(tree, is_leaf=_is_leaf) for tree in (one, two)
-  ]
-  return bool(structures[0] == structures[1])
+def leaves_if_alike(tree: Any, like: Any) -> list[Any] | None:
+  """Returns the leaves of `tree` if the two have theirs at the same paths."""
+  found, structure = jax.tree.flatten(tree, is_leaf=_is_leaf)
+  other: Any = jax.tree.structure(like, is_leaf=_is_leaf)
+  return found if structure == other else None
 
 
 def unflatten_like(tree: Any, leaves: list[Any]) -> Any:

@@ -81,39 +81,20 @@ def select(state: nnx.State, *filters: Filter) -> nnx.State:
     TypeError: `state` is no State, or a filter is no filter.
     ValueError: No filter is given.
   """
-  _checks.check_state('select', state)
-  predicate = _any_of('select', filters)
-  return nnx.from_flat_state(
-    [(path, leaf) for path, leaf in _flat(state) if predicate(path, leaf)]
-  )
+  return _filtered('select', state, filters, matching=True)
 
 
 def exclude(state: nnx.State, *filters: Filter) -> nnx.State:
   """Returns the State of the leaves that match none of `filters`.
 
-  The exact complement of `select` with the same filters.
+  The exact complement of `select`, with the same arguments and errors.
 
   Example:
     >>> state = nnx.State({'w': nnx.Param(1.0), 'a': nnx.LoRAParam(2.0)})
     >>> list(exclude(state, nnx.LoRAParam))
     ['w']
-
-  Args:
-    state: A State with leaves of any kind.
-    *filters: At least one nnx filter.
-
-  Returns:
-    A State with the same leaf objects at the same paths.
-
-  Raises:
-    TypeError: `state` is no State, or a filter is no filter.
-    ValueError: No filter is given.
   """
-  _checks.check_state('exclude', state)
-  predicate = _any_of('exclude', filters)
-  return nnx.from_flat_state(
-    [(path, leaf) for path, leaf in _flat(state) if not predicate(path, leaf)]
-  )
+  return _filtered('exclude', state, filters, matching=False)
 
 
 def partition(state: nnx.State, *filters: Filter) -> tuple[nnx.State, ...]:
@@ -267,14 +248,22 @@ def _is_rest(item: Filter) -> bool:
   return item is ... or item is True
 
 
-def _any_of(
-  function: str, filters: tuple[Filter, ...]
-) -> nnx.filterlib.Predicate:
+def _filtered(
+  function: str,
+  state: nnx.State,
+  filters: tuple[Filter, ...],
+  *,
+  matching: bool,
+) -> nnx.State:
+  _checks.check_state(function, state)
   if not filters:
     raise ValueError(f'{function}: give at least one filter.')
-  if len(filters) == 1:
-    return to_predicate(function, filters[0])
-  return to_predicate(function, filters)
+  predicate = to_predicate(function, filters)
+  return nnx.from_flat_state(
+    (path, leaf)
+    for path, leaf in _flat(state)
+    if bool(predicate(path, leaf)) is matching
+  )
 
 
 def _check_filter(function: str, item: Any) -> None:

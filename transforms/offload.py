@@ -97,9 +97,9 @@ def _move(
 
 
 def _device(part: Any) -> Any:
-  if isinstance(part, jax.Array) and not isinstance(part, jax.core.Tracer):
-    return next(iter(part.sharding.device_set))
-  return jax.devices()[0]
+  # One of this process: others don't tell which memories they have.
+  own = part.sharding.addressable_devices if _leaves.is_concrete(part) else ()
+  return next(iter(own), jax.local_devices()[0])
 
 
 def _lacks_host(part: Any) -> str | None:
@@ -126,4 +126,18 @@ def _moved(part: Any, to_host: bool) -> Any:
     part = jax.numpy.asarray(part)
   if part.sharding.memory_kind == kind:
     return part
-  return jax.device_put(part, part.sharding.with_memory_kind(kind))
+  target = part.sharding.with_memory_kind(kind)
+  if part.is_fully_addressable:
+    return jax.device_put(part, target)
+  # device_put refuses arrays that are spread over processes, even where no
+  # device needs anything of another one.
+  if jax.numpy.issubdtype(part.dtype, jax.dtypes.prng_key):
+    data = _moved(jax.random.key_data(part), to_host)
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(part))
+  shards = [
+    jax.device_put(shard.data, shard.data.sharding.with_memory_kind(kind))
+    for shard in part.addressable_shards
+  ]
+  return jax.make_array_from_single_device_arrays(
+    part.shape, target, shards, dtype=part.dtype
+  )

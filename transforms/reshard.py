@@ -161,8 +161,9 @@ def _targets(state: nnx.State, shardings: Any) -> list[Any]:
       'reshard: expected a sharding, or an nnx.State of shardings, got '
       f'{type(shardings).__name__}.'
     )
-  if _leaves.same_structure(state, shardings):
-    return _leaves.leaves(shardings)
+  found = _leaves.leaves_if_alike(shardings, state)
+  if found is not None:
+    return found
   paths, have = _leaves.leaf_paths(state), _leaves.leaf_paths(shardings)
   for what, missing in (
     ('no sharding for', sorted(set(paths) - set(have))),

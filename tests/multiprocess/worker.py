@@ -176,28 +176,32 @@ def train() -> None:
 
 
 def keys() -> None:
-  """Places a typed key and a 4-bit array over both processes."""
+  """Places typed keys and a 4-bit array over both processes, and offloads."""
   mesh = _mesh(jax.sharding.AxisType.Auto)
   seeds = jax.random.split(jax.random.key(5), 8)
   numbers = jnp.arange(-8, 8, dtype=jnp.int4)
   state = nnx.State({'key': nnx.RngKey(seeds), 'w': nnx.Param(numbers)})
   target = jax.NamedSharding(mesh, jax.P('x'))
   result = transforms.reshard(state, target)
-  for name, expected in (
-    ('key', np.asarray(jax.random.key_data(seeds))),
-    ('w', np.asarray(numbers.astype(jnp.int8))),
-  ):
-    array = result[name].get_raw_value()
-    assert array.sharding == target, (name, array.sharding)
-    for shard in array.addressable_shards:
-      own = shard.data
-      if name == 'key':
-        own = jax.random.key_data(own)
-      else:
-        assert own.dtype == jnp.int4, own.dtype
-        own = own.astype(jnp.int8)
-      index = shard.index if name == 'w' else shard.index[:1]
-      np.testing.assert_array_equal(np.asarray(own), expected[index])
+  away = transforms.host_offload(result)
+  for name in ('key', 'w'):
+    assert away[name].get_raw_value().sharding.memory_kind == 'pinned_host'
+  for placed in (result, transforms.to_device(away)):
+    for name, expected in (
+      ('key', np.asarray(jax.random.key_data(seeds))),
+      ('w', np.asarray(numbers.astype(jnp.int8))),
+    ):
+      array = placed[name].get_raw_value()
+      assert array.sharding == target, (name, array.sharding)
+      for shard in array.addressable_shards:
+        own = shard.data
+        if name == 'key':
+          own = jax.random.key_data(own)
+        else:
+          assert own.dtype == jnp.int4, own.dtype
+          own = own.astype(jnp.int8)
+        index = shard.index if name == 'w' else shard.index[:1]
+        np.testing.assert_array_equal(np.asarray(own), expected[index])
 
 
 def fail() -> None:

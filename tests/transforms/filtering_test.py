@@ -4,6 +4,8 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import chex
 from flax import nnx
+import hypothesis
+from hypothesis import strategies as st
 import jax
 import jax.numpy as jnp
 
@@ -38,6 +40,14 @@ _SOWN = ['delta', 'hidden']
 def _is_vector(path, leaf):
   del path
   return getattr(leaf, 'shape', None) == (3,)
+
+
+_KINDS = (nnx.Param, nnx.LoRAParam, nnx.BatchStat, nnx.Intermediate)
+
+
+def _starts_with_a(path, leaf):
+  del leaf
+  return path[0] == 'a'
 
 
 class FilteringTest(parameterized.TestCase):
@@ -109,6 +119,39 @@ class FilteringTest(parameterized.TestCase):
     ):
       self.assertIs(leaf, original)
     self.assertEqual(jax.tree.structure(merged), jax.tree.structure(state))
+
+  @hypothesis.settings(
+    max_examples=500, deadline=None, derandomize=True, database=None
+  )
+  @hypothesis.given(
+    st.dictionaries(
+      st.lists(st.sampled_from('abc'), min_size=3, max_size=3).map(tuple),
+      st.sampled_from(_KINDS),
+      min_size=1,
+    ),
+    st.lists(st.sampled_from([*_KINDS, 'a', None, _starts_with_a]), max_size=4),
+  )
+  def test_complement_law(self, kinds, filters):
+    state = nnx.from_flat_state(
+      [
+        (path, kind(number))
+        for number, (path, kind) in enumerate(kinds.items())
+      ]
+    )
+    merged = [transforms.merge(*transforms.partition(state, *filters, ...))]
+    if filters:
+      merged.append(
+        transforms.merge(
+          transforms.exclude(state, *filters),
+          transforms.select(state, *filters),
+        )
+      )
+    for result in merged:
+      self.assertEqual(jax.tree.structure(result), jax.tree.structure(state))
+      for (_, leaf), (_, original) in zip(
+        nnx.to_flat_state(result), nnx.to_flat_state(state), strict=True
+      ):
+        self.assertIs(leaf, original)
 
   def test_input_is_not_changed(self):
     state = _state()

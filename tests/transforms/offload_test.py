@@ -90,7 +90,7 @@ class OffloadTest(parameterized.TestCase):
       addressable_memories=lambda: [types.SimpleNamespace(kind='device')],
     )
     state = nnx.State({'w': nnx.Param(np.ones(2))})
-    with mock.patch.object(jax, 'devices', return_value=[device]):
+    with mock.patch.object(jax, 'local_devices', return_value=[device]):
       with self.assertWarns(UserWarning) as warned:
         result = transforms.host_offload(state)
     self.assertEqual(
