@@ -14,7 +14,6 @@ import os
 import sys
 
 import peft
-from peft import *  # noqa: F403
 from safetensors.torch import save_file
 import torch
 import transformers
@@ -71,17 +70,17 @@ ATT = ['q_proj', 'k_proj', 'v_proj', 'o_proj']
 ALL = ATT + ['gate_proj', 'up_proj', 'down_proj']
 T = dict(task_type='CAUSAL_LM')
 CASES = {
-  'lora': lambda: LoraConfig(r=4, lora_alpha=8, target_modules=ALL, **T),
-  'lora_all_linear': lambda: LoraConfig(
+  'lora': lambda: peft.LoraConfig(r=4, lora_alpha=8, target_modules=ALL, **T),
+  'lora_all_linear': lambda: peft.LoraConfig(
     r=4, lora_alpha=8, target_modules='all-linear', **T
   ),
-  'lora_regex': lambda: LoraConfig(
+  'lora_regex': lambda: peft.LoraConfig(
     r=4, lora_alpha=8, target_modules=r'.*layers\.(0|2)\..*(q_proj|v_proj)', **T
   ),
-  'lora_layers': lambda: LoraConfig(
+  'lora_layers': lambda: peft.LoraConfig(
     r=4, lora_alpha=8, target_modules=ATT, layers_to_transform=[1, 2], **T
   ),
-  'lora_patterns': lambda: LoraConfig(
+  'lora_patterns': lambda: peft.LoraConfig(
     r=4,
     lora_alpha=8,
     target_modules=ALL,
@@ -89,75 +88,79 @@ CASES = {
     alpha_pattern={'v_proj': 32},
     **T,
   ),
-  'rslora': lambda: LoraConfig(
+  'rslora': lambda: peft.LoraConfig(
     r=4, lora_alpha=8, use_rslora=True, target_modules=ALL, **T
   ),
-  'dora': lambda: LoraConfig(
+  'dora': lambda: peft.LoraConfig(
     r=4, lora_alpha=8, use_dora=True, target_modules=ALL, **T
   ),
-  'lora_bias': lambda: LoraConfig(
+  'lora_bias': lambda: peft.LoraConfig(
     r=4, lora_alpha=8, lora_bias=True, target_modules=ATT, **T
   ),
-  'lora_head_embed': lambda: LoraConfig(
+  'lora_head_embed': lambda: peft.LoraConfig(
     r=4, lora_alpha=8, target_modules=ATT + ['embed_tokens', 'lm_head'], **T
   ),
-  'lora_modules_to_save': lambda: LoraConfig(
+  'lora_modules_to_save': lambda: peft.LoraConfig(
     r=4,
     lora_alpha=8,
     target_modules=ATT,
     modules_to_save=['lm_head', 'norm'],
     **T,
   ),
-  'lora_tokens': lambda: LoraConfig(
+  'lora_tokens': lambda: peft.LoraConfig(
     r=4,
     lora_alpha=8,
     target_modules=ATT,
     trainable_token_indices=[3, 7, 120],
     **T,
   ),
-  'pissa': lambda: LoraConfig(
+  'pissa': lambda: peft.LoraConfig(
     r=4, lora_alpha=4, init_lora_weights='pissa', target_modules=ALL, **T
   ),
-  'olora': lambda: LoraConfig(
+  'olora': lambda: peft.LoraConfig(
     r=4, lora_alpha=4, init_lora_weights='olora', target_modules=ALL, **T
   ),
-  'moe_parameters': lambda: LoraConfig(
+  'moe_parameters': lambda: peft.LoraConfig(
     r=4,
     lora_alpha=8,
     target_modules=ATT,
     target_parameters=['mlp.experts.gate_up_proj', 'mlp.experts.down_proj'],
     **T,
   ),
-  'vera': lambda: VeraConfig(
+  'vera': lambda: peft.VeraConfig(
     r=8, target_modules=['q_proj', 'o_proj'], projection_prng_key=11, **T
   ),
-  'vera_not_saved': lambda: VeraConfig(
+  'vera_not_saved': lambda: peft.VeraConfig(
     r=8,
     target_modules=['q_proj', 'o_proj'],
     projection_prng_key=11,
     save_projection=False,
     **T,
   ),
-  'ia3': lambda: IA3Config(
+  'ia3': lambda: peft.IA3Config(
     target_modules=['k_proj', 'v_proj', 'down_proj'],
     feedforward_modules=['down_proj'],
     **T,
   ),
-  'loha': lambda: LoHaConfig(r=4, alpha=8, target_modules=ALL, **T),
-  'lokr': lambda: LoKrConfig(
+  'loha': lambda: peft.LoHaConfig(r=4, alpha=8, target_modules=ALL, **T),
+  'lokr': lambda: peft.LoKrConfig(
     r=4, alpha=8, target_modules=ALL, decompose_factor=4, **T
   ),
-  'oft': lambda: OFTConfig(oft_block_size=8, target_modules=ATT, **T),
-  'miss': lambda: MissConfig(r=8, target_modules=ATT, **T),
-  'miss_bat': lambda: MissConfig(
+  'oft': lambda: peft.OFTConfig(oft_block_size=8, target_modules=ATT, **T),
+  'miss': lambda: peft.MissConfig(r=8, target_modules=ATT, **T),
+  'miss_bat': lambda: peft.MissConfig(
     r=8, target_modules=ATT, init_weights='bat', **T
   ),
-  'hira': lambda: HiraConfig(r=4, target_modules=ALL, **T),
-  'shira': lambda: ShiraConfig(r=4, target_modules=ALL, random_seed=5, **T),
-  'gralora': lambda: GraloraConfig(r=8, gralora_k=2, target_modules=ATT, **T),
-  'prefix': lambda: PrefixTuningConfig(num_virtual_tokens=5, **T),
-  'prompt': lambda: PromptTuningConfig(num_virtual_tokens=5, **T),
-  'ln_tuning': lambda: LNTuningConfig(
+  'hira': lambda: peft.HiraConfig(r=4, target_modules=ALL, **T),
+  'shira': lambda: peft.ShiraConfig(
+    r=4, target_modules=ALL, random_seed=5, **T
+  ),
+  'gralora': lambda: peft.GraloraConfig(
+    r=8, gralora_k=2, target_modules=ATT, **T
+  ),
+  'prefix': lambda: peft.PrefixTuningConfig(num_virtual_tokens=5, **T),
+  'prompt': lambda: peft.PromptTuningConfig(num_virtual_tokens=5, **T),
+  'ln_tuning': lambda: peft.LNTuningConfig(
     target_modules=['input_layernorm', 'post_attention_layernorm', 'norm'], **T
   ),
 }
@@ -178,7 +181,7 @@ for name, make in CASES.items():
     torch.manual_seed(1)
     cfg = make()
     cfg.base_model_name_or_path = kind
-    pm = get_peft_model(m, cfg)
+    pm = peft.get_peft_model(m, cfg)
     # Deterministic, non-zero start, so that every variable matters.
     pm.eval()
     with torch.no_grad():
@@ -188,11 +191,11 @@ for name, make in CASES.items():
     )
     losses = []
     for _ in range(4):
-      l = pm(input_ids=ids, labels=ids).loss
-      l.backward()
+      loss = pm(input_ids=ids, labels=ids).loss
+      loss.backward()
       opt.step()
       opt.zero_grad()
-      losses.append(float(l))
+      losses.append(float(loss))
     with torch.no_grad():
       logits = pm(input_ids=ids).logits[:, -ids.shape[1] :].clone()
     d = os.path.join(out, name)
@@ -200,7 +203,7 @@ for name, make in CASES.items():
     for f in ('README.md',):
       if os.path.exists(os.path.join(d, f)):
         os.remove(os.path.join(d, f))
-    re = PeftModel.from_pretrained(base(kind), d).eval()
+    re = peft.PeftModel.from_pretrained(base(kind), d).eval()
     with torch.no_grad():
       err = (
         (re(input_ids=ids).logits[:, -ids.shape[1] :] - logits)
@@ -233,15 +236,10 @@ for name, make in CASES.items():
       open(os.path.join(d, 'golden.json'), 'w'),
       indent=1,
     )
+    moved = (logits - base_logits).abs().max().item()
     print(
-      '%-22s trainable %6d losses %s moved %.3f reload err %.1e'
-      % (
-        name,
-        tr,
-        ['%.3f' % x for x in losses],
-        (logits - base_logits).abs().max().item(),
-        err,
-      )
+      f'{name:22} trainable {tr:6d} losses {losses} moved {moved:.3f}'
+      f' reload err {err:.1e}'
     )
   except Exception as e:
-    print('%-22s FAILED %s: %s' % (name, type(e).__name__, str(e)[:200]))
+    print(f'{name:22} FAILED {type(e).__name__}: {str(e)[:200]}')
