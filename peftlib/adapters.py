@@ -67,7 +67,9 @@ def remove_adapter(
     Graphdef and state without it; all other variables are the very objects.
 
   Raises:
-    ValueError: If the model has no such adapter; the text has the nearest.
+    ValueError: If the model has no such adapter (the text has the nearest), or
+      if it holds a part of the base's weights (PiSSA, OLoRA), which would be
+      lost: take the State from before `inject` then.
   """
   function = 'peftlib.remove_adapter'
   _checks.check_split(function, graphdef, state)
@@ -75,6 +77,7 @@ def remove_adapter(
   _check_present(function, name, slots_lib.names_of(model))
   for module, slot in slots_lib.of_model(model):
     if slot.adapter == name:
+      _check_separable(function, slot)
       merging.drop(module, slot)
   if not slots_lib.of_model(model) and not interception.is_quantized(model):
     model = interception.unwrapped(model)
@@ -149,20 +152,23 @@ def set_active(
     Graphdef and state with the gates set.
 
   Raises:
-    ValueError: If the model has no adapter of one of the names.
+    ValueError: If the model has no adapter of one of the names, or one that
+      would be off holds a part of the base's weights (PiSSA, OLoRA).
   """
   function = 'peftlib.set_active'
   if isinstance(names, str):
     raise TypeError(f'{function}: names={names!r}; give a list: [{names!r}].')
   on = dict.fromkeys(names, True)
-  return _gated(function, graphdef, state, names, lambda n: jnp.array(n in on))
+  return _gated(
+    function, graphdef, state, names, lambda n: jnp.array(n in on), set(on)
+  )
 
 
 def assign_rows(
   graphdef: nnx.GraphDef[Any],
   state: nnx.State,
   names: Sequence[str],
-  rows: jax.Array,
+  rows: jax.typing.ArrayLike,
 ) -> tuple[nnx.GraphDef[Any], nnx.State]:
   """Gives each row of the batch an adapter of its own, or none.
 
@@ -181,18 +187,32 @@ def assign_rows(
     Graphdef and state with the gates set.
 
   Raises:
-    ValueError: If the model has no adapter of one of the names, or `rows` is
-      not an array of integers.
+    ValueError: If the model has no adapter of one of the names, a name is there
+      twice, `rows` is not an array of integers or has one that is no index
+      (seen where it isn't traced), or an adapter holds a part of the base's
+      weights (PiSSA, OLoRA), so that no row can do without it.
   """
   function = 'peftlib.assign_rows'
+  if isinstance(names, str):
+    raise TypeError(f'{function}: names={names!r}; give a list: [{names!r}].')
+  if len(set(names)) < len(names):
+    raise ValueError(f'{function}: names={list(names)}: one is there twice.')
+  rows = jnp.asarray(rows)
   if rows.ndim != 1 or not jnp.issubdtype(rows.dtype, jnp.integer):
     raise ValueError(
       f'{function}: rows is {rows.dtype}{list(rows.shape)}; it must be'
       ' integers of shape (batch,).'
     )
+  if not isinstance(rows, jax.core.Tracer):
+    wrong = (rows < -1) | (rows >= len(names))
+    if wrong.any():
+      raise ValueError(
+        f'{function}: rows[{wrong.argmax()}]={rows[wrong.argmax()]}; must be -1'
+        f' or an index into the {len(names)} names.'
+      )
   order: Mapping[str, int] = {name: i for i, name in enumerate(names)}
   return _gated(
-    function, graphdef, state, names, lambda n: rows == order.get(n, -2)
+    function, graphdef, state, names, lambda n: rows == order.get(n, -2), set()
   )
 
 
@@ -202,6 +222,7 @@ def _gated(
   state: nnx.State,
   names: Sequence[str],
   gate: Callable[[str], jax.Array],
+  always_on: set[str],
 ) -> tuple[nnx.GraphDef[Any], nnx.State]:
   _checks.check_split(function, graphdef, state)
   model = nnx.merge(graphdef, state, copy=True)
@@ -211,6 +232,8 @@ def _gated(
   replaced = set()
   paths = {id(m): p for p, m in nnx.iter_modules(model)}
   for module, slot in slots_lib.of_model(model):
+    if slot.adapter not in always_on:
+      _check_separable(function, slot)
     variable = getattr(module, next(iter(map(slot.attribute, slot.variables))))
     axes = slot.axes
     value = gate(slot.adapter)
@@ -228,6 +251,15 @@ def _gated(
     )
     replaced.add((*paths[id(module)], slot.gate))
   return injection.split_onto(model, state, replaced)
+
+
+def _check_separable(function: str, slot: slots_lib.Slot) -> None:
+  if slot.method.residual:
+    raise ValueError(
+      f'{function}: adapter {slot.adapter!r} ({slot.method.name}) holds a part'
+      f' of the weight of {slot.op.label}; what is left without it is not the'
+      ' base. Merge it, or go back to the State from before inject.'
+    )
 
 
 def _check_present(function: str, name: str, present: Sequence[str]) -> None:
