@@ -59,10 +59,18 @@ def stack_adapters(states: Sequence[nnx.State]) -> nnx.State:
         f'{function}: states[0] and states[{i}] have not the same variables:'
         f' {", ".join(names)}.'
       )
+  # By module, what the ranks of its adapters are from State to State.
+  ranks: dict[Any, set[tuple[int, ...]]] = {}
+  for path, first in flats[0].items():
+    if first.get_metadata().get('role') == 'lora_a':
+      own = tuple(flat[path].get_raw_value().shape[-1] for flat in flats)
+      ranks.setdefault(path[:-1], set()).add(own)
   out = []
   for path, first in flats[0].items():
     variables = [flat[path] for flat in flats]
-    shape = _common_shape(function, path, variables)
+    shape = _common_shape(
+      function, path, variables, ranks.get(path[:-1], set())
+    )
     values = [v.get_raw_value() for v in variables]
     stack = lambda values, shape=shape: jnp.stack(
       [jnp.pad(v, [(0, n - m) for m, n in zip(v.shape, shape)]) for v in values]
@@ -215,18 +223,25 @@ def make_stacked_train_step(
 
 
 def _common_shape(
-  function: str, path: Any, variables: Sequence[nnx.Variable[Any]]
+  function: str,
+  path: Any,
+  variables: Sequence[nnx.Variable[Any]],
+  ranks: set[tuple[int, ...]],
 ) -> tuple[int, ...]:
+  """The shape that all are padded to; only the axis of the rank may differ."""
   shapes = [tuple(v.get_raw_value().shape) for v in variables]
   dtypes = {str(v.get_raw_value().dtype) for v in variables}
-  ranks = {len(shape) for shape in shapes}
   roles = {v.get_metadata().get('role') for v in variables}
-  if len(ranks) == 1 and len(dtypes) == 1:
-    differing = [i for i, n in enumerate(zip(*shapes)) if len(set(n)) > 1]
+  if len({len(shape) for shape in shapes}) == 1 and len(dtypes) == 1:
+    by_axis = list(zip(*shapes, strict=True))
+    differing = [i for i, n in enumerate(by_axis) if len(set(n)) > 1]
     if not differing:
       return shapes[0]
-    if len(differing) == 1 and roles <= {'lora_a', 'lora_b'}:
-      return tuple(max(n) for n in zip(*shapes))
+    is_rank = differing == [len(shapes[0]) - 1]
+    if roles == {'lora_b'}:
+      is_rank = len(differing) == 1 and by_axis[differing[0]] in ranks
+    if is_rank and roles <= {'lora_a', 'lora_b'}:
+      return tuple(max(n) for n in by_axis)
   raise ValueError(
     f'{function}: {_joined(path)} differs in more than the rank: shapes'
     f' {sorted(set(shapes))}, dtypes {sorted(dtypes)}.'
