@@ -1,7 +1,7 @@
 """Training many adapters of one frozen base in one step."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from flax import nnx
 import jax
@@ -59,18 +59,14 @@ def stack_adapters(states: Sequence[nnx.State]) -> nnx.State:
         f'{function}: states[0] and states[{i}] have not the same variables:'
         f' {", ".join(names)}.'
       )
-  # By module, what the ranks of its adapters are from State to State.
-  ranks: dict[Any, set[tuple[int, ...]]] = {}
-  for path, first in flats[0].items():
-    if first.get_metadata().get('role') == 'lora_a':
-      own = tuple(flat[path].get_raw_value().shape[-1] for flat in flats)
-      ranks.setdefault(path[:-1], set()).add(own)
   out = []
+  ranks: dict[Any, dict[str, _Differing]] = {}
   for path, first in flats[0].items():
     variables = [flat[path] for flat in flats]
-    shape = _common_shape(
-      function, path, variables, ranks.get(path[:-1], set())
-    )
+    shape, differing = _common_shape(function, path, variables)
+    if differing is not None:
+      pair = (*path[:-1], str(path[-1]).replace(differing.role, ''))
+      ranks.setdefault(pair, {})[differing.role] = differing
     values = [v.get_raw_value() for v in variables]
     stack = lambda values, shape=shape: jnp.stack(
       [jnp.pad(v, [(0, n - m) for m, n in zip(v.shape, shape)]) for v in values]
@@ -80,6 +76,8 @@ def stack_adapters(states: Sequence[nnx.State]) -> nnx.State:
     else:
       stacked = stack(values)
     out.append((path, _with_axis(first.replace(stacked))))
+  for factors in ranks.values():
+    _check_factors(function, factors)
   return nnx.from_flat_state(out)
 
 
@@ -95,6 +93,10 @@ def unstack_adapters(
 
   Returns:
     One State an adapter.
+
+  Raises:
+    TypeError: If `stacked` is a Module.
+    ValueError: If `like` has another number of adapters, or other variables.
   """
   function = 'peftlib.unstack_adapters'
   _checks.check_state(function, 'stacked', stacked)
@@ -111,6 +113,12 @@ def unstack_adapters(
   ]
   states = []
   for i, wanted in enumerate(shapes):
+    if wanted is not None and wanted.keys() != dict(flat).keys():
+      names = sorted(_joined(p) for p in wanted.keys() ^ dict(flat).keys())
+      raise ValueError(
+        f'{function}: stacked and like[{i}] have not the same variables:'
+        f' {", ".join(names)}.'
+      )
     own = []
     for path, variable in flat:
       value = variable.get_raw_value()
@@ -222,13 +230,19 @@ def make_stacked_train_step(
   return jax.jit(step, donate_argnums=(0,) if donate else ())
 
 
+class _Differing(NamedTuple):
+  """A factor whose extents along one axis differ from State to State."""
+
+  path: Any
+  role: str
+  axis: int
+  extents: tuple[int, ...]
+
+
 def _common_shape(
-  function: str,
-  path: Any,
-  variables: Sequence[nnx.Variable[Any]],
-  ranks: set[tuple[int, ...]],
-) -> tuple[int, ...]:
-  """The shape that all are padded to; only the axis of the rank may differ."""
+  function: str, path: Any, variables: Sequence[nnx.Variable[Any]]
+) -> tuple[tuple[int, ...], _Differing | None]:
+  """The shape that all are padded to, and along which axis they are."""
   shapes = [tuple(v.get_raw_value().shape) for v in variables]
   dtypes = {str(v.get_raw_value().dtype) for v in variables}
   roles = {v.get_metadata().get('role') for v in variables}
@@ -236,15 +250,27 @@ def _common_shape(
     by_axis = list(zip(*shapes, strict=True))
     differing = [i for i, n in enumerate(by_axis) if len(set(n)) > 1]
     if not differing:
-      return shapes[0]
-    is_rank = differing == [len(shapes[0]) - 1]
-    if roles == {'lora_b'}:
-      is_rank = len(differing) == 1 and by_axis[differing[0]] in ranks
-    if is_rank and roles <= {'lora_a', 'lora_b'}:
-      return tuple(max(n) for n in by_axis)
+      return shapes[0], None
+    if len(differing) == 1 and roles in ({'lora_a'}, {'lora_b'}):
+      (axis,) = differing
+      padded = tuple(max(n) for n in by_axis)
+      return padded, _Differing(path, str(roles.pop()), axis, by_axis[axis])
   raise ValueError(
     f'{function}: {_joined(path)} differs in more than the rank: shapes'
     f' {sorted(set(shapes))}, dtypes {sorted(dtypes)}.'
+  )
+
+
+def _check_factors(function: str, factors: dict[str, _Differing]) -> None:
+  """Refuses factors that differ, but not in a rank that they share."""
+  a, b = factors.get('lora_a'), factors.get('lora_b')
+  # The rank is behind the inputs in `a`, in front of the outputs in `b`.
+  if a and b and a.extents == b.extents and a.axis > b.axis:
+    return
+  (first, *_) = factors.values()
+  raise ValueError(
+    f'{function}: {_joined(first.path)} has extents {first.extents} along axis'
+    f' {first.axis}, which is not a rank that its other factor has too.'
   )
 
 

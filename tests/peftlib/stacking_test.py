@@ -51,6 +51,11 @@ def _batches(count):
   return {'x': make(), 'y': make()}
 
 
+@functools.cache
+def _step(graphdef, tx):
+  return peftlib.make_train_step(graphdef, _loss_fn, tx)
+
+
 def _separately(graphdef, trainable, frozen, i, steps, tx=TX):
   """Losses and adapter of one run by itself."""
   state = peftlib.init_train_state(trainable, tx, key=KEYS[i])
@@ -60,7 +65,7 @@ def _separately(graphdef, trainable, frozen, i, steps, tx=TX):
     state = state._replace(
       opt_state=state.opt_state._replace(hyperparams=hyperparams)
     )
-  step = peftlib.make_train_step(graphdef, _loss_fn, tx)
+  step = _step(graphdef, tx)
   batch = jax.tree.map(lambda x: x[i], _batches(3))
   losses = []
   for _ in range(steps):
@@ -148,6 +153,14 @@ class StackTest(parameterized.TestCase):
       peftlib.unstack_adapters(stacked, abstract), states
     )
 
+  def test_layers_on_the_last_axis(self):
+    states = [_pair((4, 2, L), (2, 5, L)), _pair((4, 3, L), (3, 5, L))]
+    shapes = [
+      v.shape
+      for v in toy_models.values(peftlib.stack_adapters(states)).values()
+    ]
+    self.assertEqual(shapes, [(2, 4, 3, L), (2, 3, 5, L)])
+
   def test_abstract(self):
     states = [_injected(rank)[1] for rank in (1, 2)]
     abstract = [jax.eval_shape(lambda s=s: s) for s in states]
@@ -170,9 +183,8 @@ class StackTest(parameterized.TestCase):
     ),
   )
   def test_axis_names(self, key, names, expected):
-    variable = nnx.LoRAParam.from_metadata(
-      jnp.ones((4, 2)), {key: names, 'role': 'lora_a'}
-    )
+    variable = nnx.LoRAParam(jnp.ones((4, 2)), role='lora_a')
+    variable = variable.replace(**{key: names})
     state = nnx.State({'a': variable})
     stacked = peftlib.stack_adapters([state, state])
     self.assertEqual(stacked['a'].get_metadata()[key], expected)
