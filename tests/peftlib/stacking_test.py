@@ -212,9 +212,14 @@ class TrainTest(parameterized.TestCase):
 
   def test_ranks_of_their_own(self):
     ranks = (1, 3, 2)
-    states = [_moved(_injected(rank)[1], rank) for rank in ranks]
+    states = [
+      _moved(_injected(rank, cls=toy_models.Block)[1], rank) for rank in ranks
+    ]
     losses, _, state = _together(
-      _injected(3)[0], peftlib.stack_adapters(states), _injected(3)[2], 4
+      _injected(3, cls=toy_models.Block)[0],
+      peftlib.stack_adapters(states),
+      _injected(3, cls=toy_models.Block)[2],
+      4,
     )
     after = peftlib.unstack_adapters(state.trainable, states)
     mask = stacking.padding_mask(states)
@@ -222,17 +227,20 @@ class TrainTest(parameterized.TestCase):
       state.trainable, jax.tree.map(jnp.multiply, state.trainable, mask)
     )
     for i, (rank, own) in enumerate(zip(ranks, states)):
-      graphdef, _, frozen = _injected(rank)
+      graphdef, _, frozen = _injected(rank, cls=toy_models.Block)
       expected, trained = _separately(graphdef, own, frozen, i, 4)
       np.testing.assert_allclose(losses[:, i], expected, rtol=1e-5, atol=1e-5)
       chex.assert_trees_all_close(after[i], trained, rtol=1e-4, atol=1e-5)
 
   def test_mask_holds_the_padding_under_noise(self):
     tx = optax.chain(optax.add_noise(0.1, 0.5, jax.random.key(0)), optax.sgd(1))
-    states = [_moved(_injected(rank)[1], rank) for rank in (1, 3, 2)]
+    states = [
+      _moved(_injected(rank, cls=toy_models.Block)[1], rank)
+      for rank in (1, 3, 2)
+    ]
     stacked = peftlib.stack_adapters(states)
     mask = stacking.padding_mask(states)
-    graphdef, _, frozen = _injected(3)
+    graphdef, _, frozen = _injected(3, cls=toy_models.Block)
     outside = lambda state: max(
       float(jnp.abs(x * (1 - m)).max())
       for x, m in zip(jax.tree.leaves(state.trainable), jax.tree.leaves(mask))
@@ -253,7 +261,7 @@ class TrainTest(parameterized.TestCase):
     self.assertNotIn(f'f32[3,{W},{H}]', text.replace(f'f32[{L},{W},{H}]', ''))
 
   def test_donates_the_train_state_unless_asked_not_to(self):
-    graphdef, start, frozen = _injected(2)
+    graphdef, start, frozen = _injected(2, cls=toy_models.Block)
     stacked = peftlib.stack_adapters([start] * 3)
     for donate in (True, False):
       state = stacking.init_stacked_train_state(stacked, TX, keys=KEYS)
