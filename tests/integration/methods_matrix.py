@@ -5,6 +5,7 @@
 
 from collections.abc import Callable
 import dataclasses
+import functools
 import pathlib
 import sys
 import tempfile
@@ -47,7 +48,7 @@ _CONFIG = models.DecoderConfig(
   head_dim=8,
 )
 # One whose outputs are more than its inputs, one whose are fewer.
-_WEIGHTS = ('up_proj', 'o_proj')
+_WEIGHTS = ('up_proj', 'down_proj')
 _TOKENS = jnp.arange(12).reshape(2, 6) % 32
 _KEY = jax.random.key(0)
 _COLUMNS = (
@@ -89,11 +90,15 @@ def make(name: str) -> Case:
   return Case(config, base, start, (start[0], _moved(start[1], config)))
 
 
+# Equal graphdefs, those of all bases and merged models too, compile once.
+@functools.partial(jax.jit, static_argnums=0)
+def _answer(graphdef: Any, state: nnx.State, tokens: jax.Array) -> jax.Array:
+  return nnx.merge(graphdef, state, copy=True)(tokens)
+
+
 def logits(split: tuple[Any, Any], tokens: jax.Array = _TOKENS) -> jax.Array:
   """What a model answers."""
-  graphdef, state = split
-  run = jax.jit(lambda s: nnx.merge(graphdef, s, copy=True)(tokens))
-  return run(state)
+  return _answer(*split, tokens)
 
 
 def _moved(state: nnx.State, config: Any, seed: int = 0) -> nnx.State:

@@ -67,16 +67,12 @@ class MergeTest(parameterized.TestCase):
       logits(base.graphdef, base.state, self.tokens),
     )
 
-  # Constants (the projections of VeRA, the entries of SHiRA), a weight that is
-  # read (DoRA, HiRA) and one that is replaced (PiSSA), over a quantized base.
+  # Constants (the projections of VeRA), a weight that is read (DoRA) and one
+  # that is replaced (PiSSA), over a quantized base.
   @parameterized.parameters(
-    ('lora', '--rank=2'),
     ('dora', '--rank=2'),
-    ('hira', '--rank=2'),
     ('vera', '--rank=4'),
-    ('shira', '--rank=1'),
     ('pissa', '--rank=2'),
-    ('ia3', '--weight_qtype=int8'),
   )
   def test_answers_as_base_and_adapter_do(self, method, *flags):
     adapter, expected, base = self.trained(method, *flags)
