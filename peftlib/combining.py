@@ -57,13 +57,15 @@ def combine_adapters(
     weights: A finite number for each.
     how: 'concatenate': the sum of the updates exactly; ranks add. 'svd': the
       sum, cut to `rank` by a singular value decomposition. 'ties_svd': each
-      update without its smallest entries, signs elected by their sum, entries
-      of the elected sign added (Yadav et al., 2023), then cut to `rank`.
+      update without its smallest entries, signs elected by their sum, the
+      mean of the entries of the elected sign, each times its weight (Yadav et
+      al., 2023; weights as in HF peft), then cut to `rank`.
       'dare_linear_svd', 'dare_ties_svd': entries of each update dropped at
       random and the others scaled up (Yu et al., 2024), then summed or as in
       'ties_svd'. 'linear': sums of the factors, each with the square root of
       its weight's magnitude; what HF peft calls so; ranks have to be equal.
     rank: Rank of the result where it is cut; None is the largest of `states`.
+      Not for 'concatenate' and 'linear', which have a rank of their own.
     density: Part of the entries that 'ties' and 'dare' keep, in (0, 1].
     key: PRNG key, for 'dare'.
 
@@ -75,12 +77,13 @@ def combine_adapters(
       range.
   """
   function = 'peftlib.combine_adapters'
-  _check(function, states, weights, how, density, key)
+  _check(function, states, weights, how, rank, density, key)
   flats = [dict(nnx.to_flat_state(state)) for state in states]
   pairs = [list(_pairs(function, flat)) for flat in flats]
   out = []
   for i, group in enumerate(zip(*pairs)):
     factors = [_Factors.of(flat, pair) for flat, pair in zip(flats, group)]
+    _check_sizes(function, group[0], factors)
     own_key = None if key is None else jax.random.fold_in(key, i)
     size = max(f.a.shape[-1] for f in factors) if rank is None else rank
     a, b = _combined(function, factors, weights, how, size, density, own_key)
@@ -106,9 +109,12 @@ def extract_adapter(
     `like` with the best update of its rank (Eckart and Young, 1936).
 
   Raises:
-    ValueError: If a weight isn't in both models, or isn't (..., in, out).
+    ValueError: If a weight isn't in both models, or isn't (..., in, out), or
+      `scale` isn't above zero.
   """
   function = 'peftlib.extract_adapter'
+  if not (math.isfinite(scale) and scale > 0):
+    raise ValueError(f'{function}: scale={scale}: must be a number > 0.')
   for name, value in (('base', base), ('tuned', tuned), ('like', like)):
     _checks.check_state(function, name, value)
   before, after = dict(nnx.to_flat_state(base)), dict(nnx.to_flat_state(tuned))
@@ -187,11 +193,14 @@ def _pairs(function: str, flat: dict[Any, Any]) -> Iterator[_Pair]:
       path, _ = next(iter(own.values()))
       raise ValueError(f'{function}: {_joined(path)} has no other factor.')
     a, weight = own['lora_a']
-    if flat[a].get_value().ndim != flat[own['lora_b'][0]].get_value().ndim:
+    shape_a = flat[a].get_value().shape
+    shape_b = flat[own['lora_b'][0]].get_value().shape
+    # Layers in front, and the rank between the two.
+    if len(shape_a) < 2 or (*shape_a[:-2], shape_a[-1]) != shape_b[:-1]:
       raise ValueError(
-        f'{function}: {_joined(a)} has shape {flat[a].get_value().shape}, its'
-        f' other factor {flat[own["lora_b"][0]].get_value().shape}; only'
-        ' adapters of plain linear layers can be combined.'
+        f'{function}: {_joined(a)} has shape {shape_a}, its other factor'
+        f' {shape_b}; only adapters of plain linear layers, stacked in front,'
+        ' can be combined.'
       )
     yield _Pair(a, own['lora_b'][0], (*front, weight))
 
@@ -201,6 +210,7 @@ def _check(
   states: Sequence[nnx.State],
   weights: Sequence[float],
   how: str,
+  rank: int | None,
   density: float,
   key: jax.Array | None,
 ) -> None:
@@ -215,6 +225,13 @@ def _check(
     raise ValueError(f'{function}: weights={list(weights)}: must be finite.')
   if how not in _COMBINATIONS:
     raise ValueError(f'{function}: how={how!r}: one of {_COMBINATIONS}.')
+  if rank is not None and not how.endswith('svd'):
+    raise ValueError(
+      f'{function}: rank={rank}: how={how!r} does not cut the rank; leave it'
+      " out, or take how='svd'."
+    )
+  if rank is not None and rank < 1:
+    raise ValueError(f'{function}: rank={rank}: must be at least 1.')
   if not 0 < density <= 1:
     raise ValueError(f'{function}: density={density}: must be in (0, 1].')
   if how.startswith('dare') and key is None:
@@ -227,6 +244,17 @@ def _check(
         f'{function}: states[0] and states[{i}] have not the same variables:'
         f' {different}.'
       )
+
+
+def _check_sizes(
+  function: str, pair: _Pair, factors: Sequence[_Factors]
+) -> None:
+  sizes = {(*f.a.shape[:-1], f.b.shape[-1]) for f in factors}
+  if len(sizes) > 1:
+    raise ValueError(
+      f'{function}: the adapters of {_joined(pair.weight)} are for weights of'
+      f' shapes {sorted(sizes)}.'
+    )
 
 
 def _combined(
@@ -261,9 +289,11 @@ def _combined(
     ]
   elif how.startswith('ties'):
     deltas = [over(lambda d: _trimmed(d, density))(d) for d in deltas]
+  stacked = jnp.stack(deltas)
   weighted = jnp.stack([d * w for d, w in zip(deltas, weights)])
-  total = _elected(weighted) if 'ties' in how else weighted.sum(0)
-  return _cut(total, rank)
+  if 'ties' in how:
+    return _cut(_elected(stacked, weighted), rank)
+  return _cut(weighted.sum(0), rank)
 
 
 def _over_matrices(count: int, f: Callable[..., Any]) -> Callable[..., Any]:
@@ -286,10 +316,11 @@ def _dropped(delta: jax.Array, density: float, key: jax.Array) -> jax.Array:
   return jnp.where(keep, delta / density, 0.0)
 
 
-def _elected(weighted: jax.Array) -> jax.Array:
-  """The sum of those entries whose sign is that of the sum of all."""
-  sign = jnp.where(weighted.sum(0) >= 0, 1.0, -1.0)
-  return jnp.where(jnp.sign(weighted) == sign, weighted, 0.0).sum(0)
+def _elected(deltas: jax.Array, weighted: jax.Array) -> jax.Array:
+  """The mean of those weighted entries whose sign is that of the sum."""
+  sign = jnp.where(deltas.sum(0) >= 0, 1.0, -1.0)
+  kept = jnp.sign(deltas) == sign
+  return jnp.where(kept, weighted, 0.0).sum(0) / jnp.maximum(kept.sum(0), 1)
 
 
 def _cut(delta: jax.Array, rank: int) -> tuple[jax.Array, jax.Array]:

@@ -46,9 +46,31 @@ def _cut(delta, rank):
   return (u[..., :rank] * s[..., None, :rank]) @ vt[..., :rank, :]
 
 
-def _elect(weighted):
-  sign = np.where(weighted.sum(0) >= 0, 1.0, -1.0)
-  return np.where(np.sign(weighted) == sign, weighted, 0).sum(0)
+def _elect(deltas):
+  """Yadav et al., 2023, with weights as in peft.utils.merge_utils.ties."""
+  out = np.zeros(deltas[0].shape)
+  for index in np.ndindex(*out.shape):
+    entries = [delta[index] for delta in deltas]
+    positive = sum(entries) >= 0
+    chosen = [
+      e * w for e, w in zip(entries, WEIGHTS) if e and (e > 0) == positive
+    ]
+    out[index] = np.mean(chosen) if chosen else 0.0
+  return out
+
+
+def _resized(state):
+  """The same with one more input."""
+  flat = [
+    (p, v.replace(jnp.ones((3, 9, 2))) if str(p[-1])[-1] == 'a' else v)
+    for p, v in nnx.to_flat_state(state)
+  ]
+  return nnx.from_flat_state(flat)
+
+
+def _last(state):
+  """The same with the layers on the last axis."""
+  return jax.tree.map(lambda x: jnp.moveaxis(x, 0, -1), state)
 
 
 class CombiningTest(parameterized.TestCase):
@@ -91,11 +113,12 @@ class CombiningTest(parameterized.TestCase):
         mask[kept] = True
         layers.append(np.where(mask.reshape(layer.shape), layer, 0))
       trimmed.append(layers)
-    weighted = np.array(trimmed) * np.reshape(WEIGHTS, (3, 1, 1, 1))
     got = peftlib.combine_adapters(
       self.states, WEIGHTS, how='ties_svd', density=0.5, rank=8
     )
-    np.testing.assert_allclose(_update(got), _elect(weighted), atol=1e-4)
+    np.testing.assert_allclose(
+      _update(got), _elect(np.array(trimmed)), atol=1e-4
+    )
 
   def test_dare_that_drops_nothing(self):
     got = peftlib.combine_adapters(
@@ -105,7 +128,7 @@ class CombiningTest(parameterized.TestCase):
     got = peftlib.combine_adapters(
       self.states, WEIGHTS, how='dare_ties_svd', density=1.0, rank=8, key=KEY
     )
-    np.testing.assert_allclose(_update(got), _elect(self.weighted), atol=1e-4)
+    np.testing.assert_allclose(_update(got), _elect(self.deltas), atol=1e-4)
 
   def test_dare_drops_and_scales_up(self):
     got = peftlib.combine_adapters(
@@ -145,6 +168,49 @@ class CombiningTest(parameterized.TestCase):
     np.testing.assert_allclose(_update(got), _update(self.states[0]), atol=1e-4)
     chex.assert_trees_all_equal_shapes_and_dtypes(got, self.states[1])
 
+  def test_extracted_of_more_than_fits(self):
+    _, base = nnx.split(toy_models.LaxScan(nnx.Rngs(0)))
+    noise = jax.random.normal(KEY, (3, 8, 16))
+    kernel = base['layers']['up']['kernel']
+    tuned = jax.tree.map(lambda x: x, base)
+    tuned['layers']['up']['kernel'] = kernel.replace(kernel[...] + noise)
+    got = peftlib.extract_adapter(base, tuned, self.states[0], scale=0.5)
+    expected = _cut(np.asarray(noise, np.float64) / 0.5, 2)
+    np.testing.assert_allclose(_update(got), expected, atol=1e-4)
+
+  def test_extract_errors(self):
+    _, base = nnx.split(toy_models.LaxScan(nnx.Rngs(0)))
+    _, other = nnx.split(toy_models.Plain(nnx.Rngs(0)))
+    like = self.states[0]
+    for arguments, scale, message in (
+      ((base, base, like), 0.0, r'scale=0\.0: must be a number > 0'),
+      ((base, other, like), 1.0, 'layers/up/kernel is not in both models'),
+      (
+        (base, base, _resized(like)),
+        1.0,
+        r'layers/up/kernel has shapes \(3, 8, 16\) and \(3, 8, 16\); the'
+        r' adapter is for \(3, 9, 16\)',
+      ),
+    ):
+      with self.subTest(message):
+        with self.assertRaisesRegex(ValueError, message):
+          peftlib.extract_adapter(*arguments, scale=scale)
+    with self.assertRaisesRegex(TypeError, 'tuned is a LaxScan, an nnx.Module'):
+      peftlib.extract_adapter(
+        base, toy_models.LaxScan(nnx.Rngs(0)), like, scale=1.0
+      )
+
+  def test_dtype_and_metadata_stay(self):
+    states = [
+      jax.tree.map(lambda x: x.astype(jnp.bfloat16), s) for s in self.states
+    ]
+    for how in ('concatenate', 'svd', 'linear'):
+      got = peftlib.combine_adapters(states, WEIGHTS, how=how)
+      for path, variable in nnx.to_flat_state(got):
+        before = dict(nnx.to_flat_state(states[0]))[path]
+        self.assertEqual(variable.get_value().dtype, jnp.bfloat16)
+        self.assertEqual(variable.get_metadata(), before.get_metadata())
+
   def test_errors(self):
     one, two, _ = self.states
     cases = [
@@ -153,6 +219,25 @@ class CombiningTest(parameterized.TestCase):
       (([one], [1.0]), {'how': 'mean'}, "how='mean': one of"),
       (([one], [1.0]), {'density': 0.0}, r'density=0.0: must be in \(0, 1\]'),
       (([one], [1.0]), {'how': 'dare_ties_svd'}, 'draws numbers; give a key'),
+      (([one], [1.0]), {'rank': 2}, "rank=2: how='concatenate' does not cut"),
+      (([one], [1.0]), {'how': 'svd', 'rank': 0}, 'rank=0: must be at least 1'),
+      (
+        ([one, _resized(one)], [1.0, 1.0]),
+        {},
+        r'adapters of layers/up/kernel are for weights of shapes'
+        r' \[\(3, 8, 16\), \(3, 9, 16\)\]',
+      ),
+      (
+        ([_last(one)], [1.0]),
+        {},
+        r'kernel_lora_a has shape \(8, 2, 3\), its other factor'
+        r' \(2, 16, 3\); only adapters of plain linear layers',
+      ),
+      (
+        ([one, nnx.State({'layers': {}})], [1.0, 1.0]),
+        {},
+        r'states\[0\] and states\[1\] have not the same variables: layers/up/',
+      ),
       (
         ([one, _adapter(0, 3)], [1.0, 1.0]),
         {'how': 'linear'},
