@@ -81,6 +81,7 @@ class Bridge:
     honoured: Fields that `method` reads.
     needs: Fields that have to have certain values.
     patterns: Fields of patterns by module: the field that each one overrides.
+    weights: Kinds of weights that it is for.
   """
 
   peft_type: str
@@ -90,6 +91,7 @@ class Bridge:
   honoured: frozenset[str]
   needs: Mapping[str, Needs]
   patterns: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  weights: tuple[str, ...] = ('kernel',)
 
   def of_module(self, config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The fields as they are for one module."""
@@ -152,7 +154,8 @@ def _lora(c: Mapping[str, Any], tensors: Mapping[str, Array]) -> methods.Method:
     name
     for name, on in (
       ('use_dora', c.get('use_dora')),
-      ('use_rslora', c.get('use_rslora')),
+      # DoRA has a field for it.
+      ('use_rslora', c.get('use_rslora') and not c.get('use_dora')),
       (
         f'init_lora_weights={c.get("init_lora_weights")!r}',
         cls is not methods.Lora,
@@ -165,33 +168,41 @@ def _lora(c: Mapping[str, Any], tensors: Mapping[str, Array]) -> methods.Method:
       f'peftlib.hf.load_adapter: LORA with {" and ".join(chosen)}: no method'
       ' here is both.'
     )
+  shared: dict[str, Any] = {
+    'rank': c['r'],
+    'alpha': float(c['lora_alpha']),
+    'dropout': float(c.get('lora_dropout') or 0.0),
+    'bias': bool(c.get('lora_bias')),
+  }
   if c.get('use_dora'):
-    cls = methods.Dora
-  elif c.get('use_rslora'):
+    return methods.Dora(**shared, rank_stabilized=bool(c.get('use_rslora')))
+  if c.get('use_rslora'):
     cls = methods.RsLora
-  return cls(
-    rank=c['r'],
-    alpha=float(c['lora_alpha']),
-    dropout=float(c.get('lora_dropout') or 0.0),
-    bias=bool(c.get('lora_bias')),
-  )
+  return cls(**shared)
 
 
 def _lora_fields(m: methods.Lora) -> dict[str, Any]:
   starts = {'pissa': 'pissa', 'olora': 'olora'}
+  stabilized = isinstance(m, methods.Dora) and m.rank_stabilized
   return {
     'r': m.rank,
     'lora_alpha': m.alpha,
     'lora_dropout': m.dropout,
     'lora_bias': m.bias,
     'use_dora': isinstance(m, methods.Dora),
-    'use_rslora': isinstance(m, methods.RsLora),
+    'use_rslora': isinstance(m, methods.RsLora) or stabilized,
     'init_lora_weights': starts.get(m.name, True),
   }
 
 
 def _hira(c: Mapping[str, Any], tensors: Mapping[str, Array]) -> Any:
-  return methods.Hira(rank=c['r'], dropout=float(c.get('hira_dropout') or 0.0))
+  # HF peft 0.21 makes all of rank r, whatever rank_pattern says.
+  found = tensors.get('hira_A', tensors.get('hira_embedding_A'))
+  patterned = c.get('rank_pattern') and found is not None
+  return methods.Hira(
+    rank=found.shape[0] if patterned and found is not None else c['r'],
+    dropout=float(c.get('hira_dropout') or 0.0),
+  )
 
 
 def _miss(c: Mapping[str, Any], tensors: Mapping[str, Array]) -> Any:
@@ -289,7 +300,6 @@ _LYCORIS = {
   'init_weights': _start('lycoris'),
   'bias': _PLAIN['bias'],
 }
-_RANKS = {'rank_pattern': 'r'}
 
 BRIDGES: dict[str, Bridge] = {
   b.peft_type: b
@@ -314,6 +324,7 @@ BRIDGES: dict[str, Bridge] = {
           'lora_bias',
           'use_rslora',
           'use_dora',
+          'ensure_weight_tying',
           'trainable_token_indices',
         }
       ),
@@ -341,20 +352,23 @@ BRIDGES: dict[str, Bridge] = {
         'layer_replication': Needs(
           (None,), 'the model here has its own layers'
         ),
-        'ensure_weight_tying': Needs(
-          (False, None), 'adapters here are of weights, tied with them'
-        ),
       },
       {'rank_pattern': 'r', 'alpha_pattern': 'lora_alpha'},
+      ('kernel', 'embedding'),
     ),
     Bridge(
       'HIRA',
       _hira,
       lambda m: {'r': m.rank, 'hira_dropout': m.dropout},
-      (_transposed('hira_A', 'hira_a'), _transposed('hira_B', 'hira_b')),
-      frozenset({'r', 'hira_dropout'}),
+      (
+        _transposed('hira_A', 'hira_a'),
+        _transposed('hira_B', 'hira_b'),
+        _transposed('hira_embedding_A', 'hira_a'),
+        _transposed('hira_embedding_B', 'hira_b'),
+      ),
+      frozenset({'r', 'hira_dropout', 'rank_pattern'}),
       {**_PLAIN, 'init_weights': _start('gaussian')},
-      _RANKS,
+      weights=('kernel', 'embedding'),
     ),
     Bridge(
       'SHIRA',
@@ -507,6 +521,7 @@ BRIDGES: dict[str, Bridge] = {
       (),
       frozenset(),
       _PLAIN,
+      weights=('kernel', 'embedding', 'scale'),
     ),
   )
 }

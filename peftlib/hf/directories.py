@@ -6,6 +6,7 @@ import pathlib
 import shutil
 from typing import Any
 
+import ml_dtypes  # noqa: F401  Registers bfloat16 with numpy.
 import numpy as np
 import safetensors
 import safetensors.numpy
@@ -50,8 +51,10 @@ def read(
   if not isinstance(config, dict):
     raise ValueError(f'{config_path}: not a JSON object.')
   try:
-    tensors = safetensors.numpy.load_file(tensors_path)
-  except (safetensors.SafetensorError, OSError, ValueError) as e:
+    # Its own load_file for numpy knows no bfloat16.
+    with safetensors.safe_open(tensors_path, 'np') as file:
+      tensors = {name: file.get_tensor(name) for name in file.keys()}
+  except (safetensors.SafetensorError, OSError, ValueError, TypeError) as e:
     raise ValueError(f'{tensors_path}: not a safetensors file: {e}.') from e
   return config, tensors
 

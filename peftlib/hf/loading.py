@@ -1,6 +1,7 @@
 """Reading adapter directories of HF peft."""
 
 from collections.abc import Iterable, Mapping
+import dataclasses
 import os
 import re
 from typing import Any, NamedTuple
@@ -91,8 +92,11 @@ def load_adapter(
     )
     return Loaded(graphdef, state, config, fields)
   bridge = bridges.bridge_of(fields)
+  model = nnx.merge(graphdef, state, copy=True)
   if places is None:
-    places = names.places_of(nnx.merge(graphdef, state, copy=True))
+    places = names.places_of(model)
+  if names.table_of_head(model):
+    tensors = _of_tied(bridge, fields, tensors)
   if not inputs:
     inputs = (jax.ShapeDtypeStruct((1, 8), jnp.int32),)
   grouped, shared = _by_module(tensors, places)
@@ -106,6 +110,50 @@ def load_adapter(
   state = _filled(graphdef, state, adapter, bridge, places, grouped, shared)
   state = _with_whole(state, places, grouped)
   return Loaded(graphdef, state, config, fields)
+
+
+def _of_tied(
+  bridge: bridges.Bridge,
+  fields: Mapping[str, Any],
+  tensors: Mapping[str, np.ndarray],
+) -> dict[str, np.ndarray]:
+  """The tensors less those of the head, where it is the table.
+
+  With `ensure_weight_tying` peft saves them twice; without it, what it trains
+  of one is no longer what the other has.
+  """
+  same = lambda x: x
+  twins = {
+    'weight': ('weight', same),
+    _COPIES: (_COPIES, same),
+    'lora_A.weight': ('lora_embedding_B', lambda x: x.T),
+    'lora_B.weight': ('lora_embedding_A', lambda x: x.T),
+  }
+  table = f'{names.PREFIX}{names.TABLE}.'
+  head = f'{names.PREFIX}{names.HEAD}.'
+  tied = bool(fields.get('ensure_weight_tying'))
+  own = [n for n in tensors if n.startswith(head)]
+  strangers = []
+  for name in own:
+    suffix, turned = twins.get(name.removeprefix(head), ('', same))
+    twin = tensors.get(table + suffix)
+    if (
+      not tied
+      or twin is None
+      or not np.array_equal(turned(twin), tensors[name])
+    ):
+      strangers.append(name)
+  if not tied:
+    strangers += [
+      n for n in tensors if n.startswith(table) and not n.endswith(_TOKENS)
+    ]
+  if strangers:
+    raise ValueError(
+      f'peftlib.hf.load_adapter: {bridge.peft_type} with {_some(strangers)}:'
+      ' the head of this model is its table (tie_embeddings=True); peft'
+      ' adapts only one of them without ensure_weight_tying=True.'
+    )
+  return {n: t for n, t in tensors.items() if n not in own}
 
 
 def _by_module(
@@ -147,6 +195,12 @@ def _chosen(
   chosen = selection.modules(
     fields, names.linear(places), names.others(places), names.heads(places)
   )
+  strange = [m for m in chosen if places[m].weight not in bridge.weights]
+  if strange:
+    raise ValueError(
+      f'peftlib.hf.load_adapter: {bridge.peft_type} of {_some(strange)}: not a'
+      f' {" or ".join(bridge.weights)}, and nothing else is known here.'
+    )
   whole = (*_WHOLE, 'bias', _COPIES, _TOKENS)
   suffixes = {t.suffix for t in bridge.tensors}
   have = {m for m, own in grouped.items() if suffixes & own.keys()}
@@ -160,6 +214,7 @@ def _chosen(
       f' {len(chosen)} modules; without tensors: {_some(missing)}; with tensors'
       f' though not meant: {_some(surplus)}.'
     )
+  _check_whole(fields, places, grouped)
   unknown = [
     f'{m}.{suffix}'
     for m, own in grouped.items()
@@ -174,6 +229,50 @@ def _chosen(
   return chosen
 
 
+def _check_whole(
+  fields: Mapping[str, Any],
+  places: Mapping[str, names.Place],
+  grouped: Mapping[str, Mapping[str, np.ndarray]],
+) -> None:
+  """Raises ValueError unless what is trained whole has its tensors."""
+  for field, meant, have in (
+    (
+      'modules_to_save',
+      set(selection.whole(fields, places)),
+      {m for m, own in grouped.items() if 'weight' in own},
+    ),
+    (
+      'trainable_token_indices',
+      _with_tokens(fields, places),
+      {m for m, own in grouped.items() if _TOKENS in own},
+    ),
+  ):
+    if meant != have:
+      raise ValueError(
+        f'peftlib.hf.load_adapter: {field}={fields.get(field)!r} means'
+        f' {len(meant)} modules; without tensors:'
+        f' {_some(sorted(meant - have))}; with tensors though not meant:'
+        f' {_some(sorted(have - meant))}.'
+      )
+  for name in fields.get('modules_to_save') or ():
+    if not selection.whole({'modules_to_save': [name]}, places):
+      raise ValueError(
+        f'peftlib.hf.load_adapter: modules_to_save has {name!r}, of which the'
+        ' model has no weight.'
+      )
+
+
+def _with_tokens(
+  fields: Mapping[str, Any], places: Mapping[str, names.Place]
+) -> set[str]:
+  tokens = fields.get('trainable_token_indices')
+  if not tokens:
+    return set()
+  if not isinstance(tokens, dict):
+    return {names.TABLE}
+  return {m for m in places for n in tokens if m == n or m.endswith(f'.{n}')}
+
+
 def _rules(
   bridge: bridges.Bridge,
   fields: Mapping[str, Any],
@@ -184,33 +283,31 @@ def _rules(
 ) -> tuple[tuple[config_lib.Rule, ...], set[str]]:
   """One rule for each weight and method, with the layers that have it."""
   found: dict[tuple[tuple[str, ...], methods.Method], list[int | None]] = {}
-  whole = set()
+  trained: dict[tuple[str, ...], list[int | None]] = {}
   tokens = fields.get('trainable_token_indices')
   for module, own in grouped.items():
     place = places[module]
     if _TOKENS in own:
       method: methods.Method = methods.TrainableTokens(
-        indices=tuple(_indices(tokens, module))
+        indices=tuple(_indices(tokens, module)), dtype=_dtype(own[_TOKENS])
       )
       found.setdefault((place.path, method), []).append(place.layer)
-    whole |= {'/'.join((*place.path, n)) for n in _whole_of(place, own)}
+    for name in _whole_of(place, own):
+      trained.setdefault((*place.path, name), []).append(place.layer)
   if bridge.peft_type != 'LN_TUNING':
     for module in chosen:
       place = places[module]
-      if bridge.peft_type != 'LORA' and place.weight != 'kernel':
-        raise ValueError(
-          f'peftlib.hf.load_adapter: {bridge.peft_type} of {module}, which is'
-          ' not a linear layer, is not known here.'
-        )
       method = bridge.method(
         bridge.of_module(fields, module), {**shared, **grouped[module]}
       )
-      if isinstance(method, methods.Dora) and place.weight != 'kernel':
-        raise ValueError(
-          f'peftlib.hf.load_adapter: use_dora=True of {module}, a table, is not'
-          ' known here.'
-        )
-      if isinstance(method, methods.Ia3) and place.bias:
+      method = dataclasses.replace(
+        method, dtype=_dtype_of(bridge, grouped[module])
+      )
+      if (
+        isinstance(method, methods.Ia3)
+        and place.bias
+        and (not method.feedforward)
+      ):
         raise ValueError(
           f'peftlib.hf.load_adapter: IA3 of {module}, which has a bias: peft'
           ' scales it too, which is not known here.'
@@ -219,6 +316,13 @@ def _rules(
   counts: dict[tuple[str, ...], int] = {}
   for place in places.values():
     counts[place.path] = counts.get(place.path, 0) + 1
+  for path, layers in trained.items():
+    if None not in layers and len(layers) != counts[path[:-1]]:
+      raise ValueError(
+        f'peftlib.hf.load_adapter: layers {sorted(layers)} of {"/".join(path)}'  # type: ignore[type-var]
+        ' are trained whole, the others are not; here a stack is one variable,'
+        ' trained whole or not at all.'
+      )
   rules = []
   for (path, method), layers in found.items():
     every = None in layers or len(layers) == counts[path]
@@ -231,7 +335,19 @@ def _rules(
         else tuple(sorted(i for i in layers if i is not None)),
       )
     )
-  return tuple(rules), whole
+  return tuple(rules), {'/'.join(path) for path in trained}
+
+
+def _dtype(tensor: np.ndarray) -> str:
+  return str(tensor.dtype) if tensor.dtype.itemsize < 4 else 'float32'
+
+
+def _dtype_of(bridge: bridges.Bridge, own: Mapping[str, np.ndarray]) -> str:
+  """The dtype of an adapter's variables: that of its tensors."""
+  for tensor in bridge.tensors:
+    if tensor.suffix in own:
+      return _dtype(own[tensor.suffix])
+  return 'float32'
 
 
 def _indices(tokens: Any, module: str) -> list[int]:

@@ -10,6 +10,8 @@ from peftlib import models
 from peftlib.models import naming
 
 PREFIX = 'base_model.model.'
+HEAD = 'lm_head'
+TABLE = 'model.embed_tokens'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +64,13 @@ def places_from_targets(targets: Mapping[str, Any]) -> dict[str, Place]:
     if kind == 'bias':
       places[name] = dataclasses.replace(places[name], bias=True)
   return places
+
+
+def table_of_head(model: nnx.Module) -> str | None:
+  """The table that is the output head too; None if the head has its own."""
+  if isinstance(model, models.Decoder) and model.config.tie_embeddings:
+    return TABLE
+  return None
 
 
 def linear(places: Mapping[str, Place]) -> list[str]:

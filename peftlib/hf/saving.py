@@ -8,11 +8,13 @@ from flax import nnx
 import numpy as np
 
 from peftlib import _checks
+from peftlib import methods
 from peftlib import slots as slots_lib
 from peftlib.hf import bridges
 from peftlib.hf import directories
 from peftlib.hf import names
 from peftlib.hf import prompts
+from peftlib.hf import selection
 
 _VERSION = '0.21.2'
 _TYPES: dict[str, str] = {
@@ -111,15 +113,125 @@ def save_adapter(
       f'{function}: the model has no adapter {adapter!r}; it has'
       f' {slots_lib.names_of(model)}.'
     )
+  _check_units(function, units, whole)
   config, bridge = _config(function, units, whole, places, fields)
   tensors = _tensors(function, bridge, units, config)
-  for name, value in whole.items():
-    suffix = 'weight'
-    if bridge.peft_type == 'LN_TUNING':
-      suffix = 'ln_tuning_layers.weight'
-    tensors[f'{names.PREFIX}{name}.{suffix}'] = value
+  tuned = _tuned(bridge, config, whole, places)
+  for name, values in whole.items():
+    infix = 'ln_tuning_layers.' if name in tuned else ''
+    for suffix, value in values.items():
+      tensors[f'{names.PREFIX}{name}.{infix}{suffix}'] = value
   tensors |= _copies(state, units, places)
+  if names.table_of_head(model):
+    _tie(function, bridge, config, tensors, fields is None)
+  _check_chosen(function, bridge, config, units, whole, tuned, places)
   directories.write(directory, config, tensors, overwrite=overwrite)
+
+
+def _check_units(
+  function: str,
+  units: list[_Unit],
+  whole: Mapping[str, Mapping[str, np.ndarray]],
+) -> None:
+  """Raises ValueError where peft would compute something else."""
+  for unit in units:
+    if unit.place.name in whole:
+      raise ValueError(
+        f'{function}: {unit.place.name} has an adapter and is trained whole;'
+        ' peft has one or the other.'
+      )
+    method = unit.slot.method
+    if isinstance(method, methods.Ia3) and (
+      unit.place.bias and not method.feedforward
+    ):
+      raise ValueError(
+        f'{function}: IA3 of {unit.place.name}, which has a bias: peft would'
+        ' scale it too.'
+      )
+
+
+def _tuned(
+  bridge: bridges.Bridge,
+  config: Mapping[str, Any],
+  whole: Mapping[str, Any],
+  places: Mapping[str, names.Place],
+) -> list[str]:
+  """Modules that are trained whole by LN tuning and not besides."""
+  if bridge.peft_type != 'LN_TUNING':
+    return []
+  chosen = selection.modules(
+    config, names.linear(places), names.others(places), []
+  )
+  return [n for n in chosen if n in whole]
+
+
+def _tie(
+  function: str,
+  bridge: bridges.Bridge,
+  config: dict[str, Any],
+  tensors: dict[str, np.ndarray],
+  own: bool,
+) -> None:
+  """Gives a head that is the table what the table has, as peft saves it."""
+  twins = {
+    'weight': ('weight', False),
+    'base_layer.weight': ('base_layer.weight', False),
+    'lora_embedding_B': ('lora_A.weight', True),
+    'lora_embedding_A': ('lora_B.weight', True),
+  }
+  table = f'{names.PREFIX}{names.TABLE}.'
+  found = [
+    n for n in tensors if n.startswith(table) and 'trainable_tokens' not in n
+  ]
+  if not found:
+    return
+  if own and bridge.peft_type == 'LORA':
+    config['ensure_weight_tying'] = True
+  if not config.get('ensure_weight_tying') or any(
+    n.removeprefix(table) not in twins for n in found
+  ):
+    raise ValueError(
+      f'{function}: {names.TABLE} is the head too (tie_embeddings=True); peft'
+      ' adapts both only by LoRA and modules_to_save with'
+      ' ensure_weight_tying=True.'
+    )
+  for name in found:
+    suffix, turned = twins[name.removeprefix(table)]
+    value = tensors[name].T if turned else tensors[name]
+    tensors[f'{names.PREFIX}{names.HEAD}.{suffix}'] = value
+
+
+def _check_chosen(
+  function: str,
+  bridge: bridges.Bridge,
+  config: Mapping[str, Any],
+  units: list[_Unit],
+  whole: Mapping[str, Any],
+  tuned: list[str],
+  places: Mapping[str, names.Place],
+) -> None:
+  """Raises ValueError unless the fields mean the modules that are there."""
+  tokens = {u.place.name for u in units if 'trainable_tokens' in u.variables}
+  adapted = {u.place.name for u in units} - tokens
+  for field, meant, have in (
+    (
+      'target_modules',
+      selection.modules(
+        config,
+        names.linear(places),
+        names.others(places),
+        names.heads(places),
+      ),
+      adapted | set(tuned),
+    ),
+    ('modules_to_save', selection.whole(config, places), whole.keys() - tuned),
+  ):
+    wrong = sorted(set(meant) ^ set(have))
+    if wrong:
+      raise ValueError(
+        f'{function}: {field}={config.get(field)!r} means other modules than'
+        f' those that the adapter has; the difference: {", ".join(wrong[:5])}.'
+      )
 
 
 def _check_virtual(
@@ -178,23 +290,27 @@ def _whole(
   state: nnx.State,
   places: Mapping[str, names.Place],
   train: tuple[str, ...],
-) -> dict[str, np.ndarray]:
-  """Weights that were trained whole, by HF's module."""
+) -> dict[str, dict[str, np.ndarray]]:
+  """Modules that were trained whole: all that they have, by HF's names."""
   flat = {tuple(map(str, p)): v for p, v in nnx.to_flat_state(state)}
-  found = {}
+  found: dict[str, dict[str, np.ndarray]] = {}
   for pattern in train:
     matched = False
     for place in places.values():
-      path = '/'.join((*place.path, place.weight))
-      if not any(
-        end == pattern or end.endswith(f'/{pattern}')
-        for end in (path, '/'.join(place.path))
-      ):
+      own = [place.weight, *(['bias'] if place.bias else [])]
+      ends = ['/'.join(place.path)]
+      ends += ['/'.join((*place.path, name)) for name in own]
+      if not any(end == pattern or end.endswith(f'/{pattern}') for end in ends):
         continue
       matched = True
-      value = np.asarray(flat[(*place.path, place.weight)].get_value())
-      value = value if place.layer is None else value[place.layer]
-      found[place.name] = value.T if place.transposed else value
+      values = {}
+      for name in own:
+        value = np.asarray(flat[(*place.path, name)].get_value())
+        value = value if place.layer is None else value[place.layer]
+        turned = place.transposed and name == place.weight
+        suffix = 'bias' if name == 'bias' else 'weight'
+        values[suffix] = value.T if turned else value
+      found[place.name] = values
     if not matched:
       raise ValueError(
         f'{function}: train={pattern!r} is no weight with a counterpart in the'
@@ -206,7 +322,7 @@ def _whole(
 def _config(
   function: str,
   units: list[_Unit],
-  whole: Mapping[str, np.ndarray],
+  whole: Mapping[str, Mapping[str, np.ndarray]],
   places: Mapping[str, names.Place],
   fields: Mapping[str, Any] | None,
 ) -> tuple[dict[str, Any], bridges.Bridge]:
@@ -242,6 +358,8 @@ def _config(
   }
   if own:
     config |= _common(function, bridge, own)
+    if peft_type == 'OFT':
+      config |= _blocks(function, adapted)
     config['target_modules'] = _targets(list(own), places)
   if peft_type == 'IA3':
     ff = [u.place.name for u in adapted if u.slot.method.feedforward]  # type: ignore[attr-defined]
@@ -251,11 +369,51 @@ def _config(
       u.place.name: list(u.slot.method.indices)  # type: ignore[attr-defined]
       for u in tokens
     }
-  if whole and peft_type == 'LN_TUNING':
-    config['target_modules'] = _targets(list(whole), places)
-  elif whole:
-    config['modules_to_save'] = _targets(list(whole), places)
+  besides = list(whole)
+  if peft_type == 'LN_TUNING':
+    scales = [n for n in besides if places[n].weight == 'scale']
+    config['target_modules'] = _targets(scales or besides, places)
+    besides = [n for n in besides if scales and n not in scales]
+  if besides:
+    config['modules_to_save'] = _ends(besides, places)
   return config, bridge
+
+
+def _blocks(function: str, units: list[_Unit]) -> dict[str, int]:
+  """OFT's block size, or number of blocks, that makes each module's."""
+  sizes = {(u.slot.op.weight.rows, u.slot.method.block_size) for u in units}  # type: ignore[attr-defined]
+  for candidate in sorted({size for _, size in sizes}):
+    if all(_block_size(rows, 0, candidate) == size for rows, size in sizes):
+      return {'r': 0, 'oft_block_size': candidate}
+  for candidate in sorted({rows // size for rows, size in sizes}):
+    if all(_block_size(rows, candidate, 0) == size for rows, size in sizes):
+      return {'r': candidate, 'oft_block_size': 0}
+  raise ValueError(
+    f'{function}: block_size differs from module to module:'
+    f' {sorted({size for _, size in sizes})}; peft has one size, or one number'
+    ' of blocks, for all.'
+  )
+
+
+def _block_size(rows: int, blocks: int, size: int) -> int | None:
+  """What peft makes of its fields r and oft_block_size for `rows` inputs."""
+  if blocks:
+    return None if rows % blocks else rows // blocks
+  if size >= rows:
+    return rows
+  lower = next(n for n in range(size, 0, -1) if rows % n == 0)
+  higher = next(n for n in range(size, rows + 1) if rows % n == 0)
+  return lower if size - lower <= higher - size else higher
+
+
+def _ends(chosen: list[str], places: Mapping[str, names.Place]) -> list[str]:
+  """Names whose ends mean exactly these modules; see `selection.whole`."""
+  out: list[str] = []
+  for short in dict.fromkeys(name.rpartition('.')[2] for name in chosen):
+    own = [n for n in chosen if n.rpartition('.')[2] == short]
+    meant = selection.whole({'modules_to_save': [short]}, places)
+    out.extend([short] if set(meant) <= set(chosen) else own)
+  return out
 
 
 def _common(
@@ -311,10 +469,14 @@ def _check_fields(
   for unit in units:
     given = bridge.of_module(fields, unit.place.name)
     for field, value in bridge.fields(unit.slot.method).items():
-      if field in ('oft_block_size', 'r') and bridge.peft_type == 'OFT':
+      if bridge.peft_type == 'OFT' and field == 'r':
         continue
-      if field == 'init_weights' and bridge.peft_type != 'MISS':
-        continue
+      if bridge.peft_type == 'OFT' and field == 'oft_block_size':
+        blocks, size = given.get('r') or 0, given.get(field) or 0
+        if _block_size(unit.slot.op.weight.rows, blocks, size) == value:
+          continue
+      if field == 'init_weights' and value is True and not given.get(field):
+        continue  # A start that is random.
       if field == 'init_lora_weights' and value is True:
         continue
       if field in given and given[field] != value:
@@ -342,10 +504,10 @@ def _tensors(
       if name in ('vera_a', 'vera_b'):
         shared[f'vera_{name[-1].upper()}'].append(value.T)
         continue
+      matching = [t for t in bridge.tensors if t.variable == name]
       tensor = next(
-        t
-        for t in bridge.tensors
-        if t.variable == name and t.suffix.startswith('lora_embedding') == table
+        (t for t in matching if ('_embedding_' in t.suffix) == table),
+        matching[0],
       )
       saved = tensor.save(value)
       if tensor.suffix == 'ia3_l':

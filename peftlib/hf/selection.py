@@ -46,12 +46,26 @@ def modules(
   ]
 
 
+def whole(config: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+  """The modules that `modules_to_save` means: whatever ends with one of it.
+
+  'norm' means 'input_layernorm' too, and a block means all that is in it.
+  """
+  ends = tuple(config.get('modules_to_save') or ())
+  return [n for n in names if any(a.endswith(ends) for a in _ancestors(n))]
+
+
 def by_pattern(patterns: Mapping[str, Any], name: str, default: Any) -> Any:
   """The value of the first pattern that matches the end of a module's name."""
   for pattern, value in patterns.items():
     if re.match(rf'(.*\.)?({pattern})$', name):
       return value
   return default
+
+
+def _ancestors(name: str) -> list[str]:
+  parts = name.split('.')
+  return ['.'.join(parts[: i + 1]) for i in range(len(parts))]
 
 
 def _means(target: Any, name: str) -> bool:

@@ -1,6 +1,7 @@
 """DoRA: the weight's direction moved by LoRA, its magnitude by itself."""
 
 import dataclasses
+import math
 from typing import ClassVar
 
 import jax
@@ -21,6 +22,10 @@ class Dora(lora.Lora):
     >>> sorted(Dora(rank=4).variables(method.Weight((8,), (6,))))
     ['lora_a', 'lora_b', 'lora_magnitude']
 
+  Attributes:
+    rank_stabilized: Whether s is `alpha / sqrt(rank)`, as rsLoRA has it, and
+      not `alpha / rank`.
+
   References:
     Liu et al., DoRA: Weight-Decomposed Low-Rank Adaptation, 2024.
   """
@@ -30,8 +35,23 @@ class Dora(lora.Lora):
   reads_weight: ClassVar[bool] = True
   starts_from_weight: ClassVar[bool] = True
 
+  rank_stabilized: bool = False
+
+  @property
+  def scale(self) -> float:
+    """The factor on the update."""
+    if self.rank_stabilized:
+      return self.alpha / math.sqrt(self.rank)
+    return super().scale
+
   def __post_init__(self) -> None:
     super().__post_init__()
+    method.check_field(
+      self,
+      'rank_stabilized',
+      isinstance(self.rank_stabilized, bool),
+      'True or False',
+    )
     method.check_field(self, 'bias', not self.bias, 'False: DoRA has no bias')
 
   def variables(self, weight: method.Weight) -> dict[str, method.VariableSpec]:
