@@ -216,6 +216,53 @@ def assign_rows(
   )
 
 
+def assigned_rows(graphdef: nnx.GraphDef[Any], state: nnx.State) -> int | None:
+  """Size of the batch to whose rows adapters are assigned; None if to none."""
+  sizes = {gate.shape[-1] for gate in _row_gates(graphdef, state).values()}
+  return sizes.pop() if sizes else None
+
+
+def take_rows(
+  graphdef: nnx.GraphDef[Any], state: nnx.State, rows: Sequence[int]
+) -> nnx.State:
+  """The State for a batch of some of the rows that adapters are assigned to.
+
+  Args:
+    graphdef: Graph definition of an injected model.
+    state: Its whole state, from `assign_rows`.
+    rows: Which rows of the batch, in which order.
+
+  Returns:
+    `state` with shorter gates; all other variables are the very objects.
+  """
+  gates = _row_gates(graphdef, state)
+  return nnx.from_flat_state(
+    [
+      (
+        path,
+        variable.replace(variable.get_value()[..., jnp.asarray(rows)])
+        if tuple(map(str, path)) in gates
+        else variable,
+      )
+      for path, variable in nnx.to_flat_state(state)
+    ]
+  )
+
+
+def _row_gates(
+  graphdef: nnx.GraphDef[Any], state: nnx.State
+) -> dict[tuple[str, ...], jax.Array]:
+  model = nnx.merge(graphdef, state, copy=True)
+  paths = {id(m): p for p, m in nnx.iter_modules(model)}
+  found = {}
+  for module, slot in slots_lib.of_model(model):
+    gate = getattr(module, slot.gate, None)
+    if gate is not None and gate.get_value().ndim > len(slot.axes):
+      path = (*map(str, paths[id(module)]), slot.gate)
+      found[path] = gate.get_value()
+  return found
+
+
 def _gated(
   function: str,
   graphdef: nnx.GraphDef[Any],

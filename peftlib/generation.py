@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from peftlib import _checks
+from peftlib import adapters
 from peftlib.models import cache as cache_lib
 
 # Prompts are read this many rows at a time: on a CPU the activations of more
@@ -73,7 +74,8 @@ def generate(
     graphdef: Graph definition of a model that is called like
       `peftlib.models.Decoder` and has its `init_cache`; with adapters or
       without.
-    state: Its whole state.
+    state: Its whole state. Where `peftlib.assign_rows` gave rows adapters of
+      their own, row i is `prompts[i]`.
     prompts: Token ids, none empty.
     max_new_tokens: Where to stop at the latest.
     eos_ids: Tokens that end a row.
@@ -115,20 +117,33 @@ def generate(
     return []
   key = jax.random.key(0) if key is None else key
   order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-  shared = _shared_length(prompts)
+  assigned = adapters.assigned_rows(graphdef, state)
+  if assigned not in (None, len(prompts)):
+    raise ValueError(
+      f'peftlib.generation.generate: adapters are assigned to {assigned} rows;'
+      f' there are {len(prompts)} prompts.'
+    )
+  # What adapters of their own make of a common beginning differs.
+  shared = _shared_length(prompts) if assigned is None else 0
   prefix = np.asarray(prompts[0][:shared], np.int32)
   # Batches of one size: a smaller last one would have to be compiled too.
   num_batches = -(-len(prompts) // batch_size)
   used_rows = -(-len(prompts) // num_batches)
   group_rows = min(used_rows, _GROUP_ROWS)
+  if assigned is not None:
+    group_rows = used_rows
   rows = -(-used_rows // group_rows) * group_rows
   results: list[list[int]] = [[] for _ in prompts]
   for start in range(0, len(order), used_rows):
     members = order[start : start + used_rows]
     tokens, lengths = _pad([prompts[i][shared:] for i in members], rows, pad_id)
+    own = state
+    if assigned is not None:
+      filled = members + [members[0]] * (rows - len(members))
+      own = adapters.take_rows(graphdef, state, filled)
     output = _generate_batch(
       graphdef,
-      state,
+      own,
       prefix,
       tokens,
       lengths,

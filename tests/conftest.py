@@ -2,6 +2,8 @@
 
 from absl import flags
 import chex
+import jax
+import pytest
 
 # Before the backend starts: afterwards it is too late. Files that need several
 # devices say so themselves too, because Bazel runs them without pytest.
@@ -11,3 +13,21 @@ chex.set_n_cpu_devices(8)
 # was never parsed raises.
 if not flags.FLAGS.is_parsed():
   flags.FLAGS(['pytest'])
+
+# Their programs take longer to optimize than to run.
+_UNOPTIMIZED = ('adapters', 'injection', 'merging', 'rules', 'training')
+
+
+@pytest.fixture(autouse=True)
+def _compile_fast(request):
+  path = request.path
+  if path.parent.name != 'peftlib' or path.stem not in {
+    f'{name}_test' for name in _UNOPTIMIZED
+  }:
+    yield
+    return
+  name = 'jax_disable_most_optimizations'
+  before = jax.config.values[name]
+  jax.config.update(name, True)
+  yield
+  jax.config.update(name, before)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 import os
+import re
 from typing import Any, NamedTuple
 
 from flax import nnx
@@ -121,7 +122,7 @@ def save_adapter(
     infix = 'ln_tuning_layers.' if name in tuned else ''
     for suffix, value in values.items():
       tensors[f'{names.PREFIX}{name}.{infix}{suffix}'] = value
-  tensors |= _copies(state, units, places)
+  tensors |= _copies(config, state, units, places)
   if names.table_of_head(model):
     _tie(function, bridge, config, tensors, fields is None)
   _check_chosen(function, bridge, config, units, whole, tuned, places)
@@ -538,9 +539,22 @@ def _whole_projection(
 
 
 def _copies(
-  state: nnx.State, units: list[_Unit], places: Mapping[str, names.Place]
+  config: Mapping[str, Any],
+  state: nnx.State,
+  units: list[_Unit],
+  places: Mapping[str, names.Place],
 ) -> dict[str, np.ndarray]:
   """The base weights that peft saves beside adapters of tables and heads."""
+  target = config.get('target_modules') or ()
+  short = (names.HEAD, names.TABLE.rpartition('.')[2])
+  if isinstance(target, str):
+    tables = [n for n in places if n.rpartition('.')[2] in short]
+    targeted = any(re.fullmatch(target, n) for n in tables)
+  else:
+    # By the short name alone, not as part of a whole one.
+    targeted = any(n in target for n in short)
+  if not targeted or config.get('trainable_token_indices') is not None:
+    return {}
   flat = {tuple(map(str, p)): v for p, v in nnx.to_flat_state(state)}
   heads = names.heads(places)
   out = {}

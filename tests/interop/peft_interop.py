@@ -128,6 +128,23 @@ CASES: dict[str, Any] = {
   'lora, tied, ensure_weight_tying': lambda: _lora(
     target_modules=['q_proj', 'embed_tokens'], ensure_weight_tying=True
   ),
+  'lora, tied head, ensure_weight_tying': lambda: _lora(
+    target_modules=['q_proj', 'lm_head'], ensure_weight_tying=True
+  ),
+  'lora, ensure_weight_tying of nothing': lambda: _lora(
+    target_modules=['q_proj', 'embed_tokens'], ensure_weight_tying=True
+  ),
+  'lora, embeddings by whole name': lambda: _lora(
+    target_modules=['q_proj', 'model.embed_tokens']
+  ),
+  'lora, embeddings by regex': lambda: _lora(
+    target_modules=r'.*(q_proj|embed_tokens)'
+  ),
+  'lora, head and tokens': lambda: _lora(
+    target_modules=['q_proj', 'lm_head'], trainable_token_indices=[3]
+  ),
+  'lora, bfloat16': lambda: _lora(trainable_token_indices=[3]),
+  'lora, modules_to_save of a block': lambda: _lora(modules_to_save=['mlp']),
   'lora, tied, modules_to_save': lambda: _lora(
     modules_to_save=['embed_tokens']
   ),
@@ -341,7 +358,10 @@ def _train(case: str, folder: pathlib.Path) -> None:
     model(input_ids=_IDS, labels=_IDS).loss.backward()
     optimizer.step()
     optimizer.zero_grad()
+  if 'bfloat16' in case:
+    model = model.to(torch.bfloat16)
   model.save_pretrained(folder)
+  model = model.float()
   # A case that peft itself does not read back would show nothing.
   again = peft.PeftModel.from_pretrained(_base(_kind(case)), folder).eval()
   logits = _logits(again)

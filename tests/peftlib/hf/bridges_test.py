@@ -22,7 +22,6 @@ class BridgesTest(parameterized.TestCase):
     ({'init_lora_weights': 'corda'}, "init_lora_weights='corda': it changes"),
     ({'init_lora_weights': 'pissa_niter_4'}, 'pissa_niter_4.: it changes'),
     ({'lora_ga_config': {'x': 1}}, r"lora_ga_config=\{'x': 1\}: not a field"),
-    ({'ensure_weight_tying': True}, 'ensure_weight_tying=True: adapters here'),
     ({'task_type': 'SEQ_CLS'}, "task_type='SEQ_CLS': only CAUSAL_LM"),
     ({'target_parameters': ['x']}, r"target_parameters=\['x'\]: no model here"),
   )

@@ -56,10 +56,6 @@ class SavingTest(parameterized.TestCase):
         self.assertEqual(after[key].shape, value.shape, key)
         self.assertEqual(after[key].tobytes(), value.tobytes(), key)
     self.assertEqual(_config(kept), _config(GOLDEN / name))
-    again = hf.load_adapter(own, *self.base)
-    chex.assert_trees_all_equal(
-      jax.tree.leaves(again.state), jax.tree.leaves(loaded.state)
-    )
 
   def test_config_of_our_own(self):
     config = peftlib.AdapterConfig(
