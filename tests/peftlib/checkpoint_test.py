@@ -123,6 +123,7 @@ class AdapterTest(parameterized.TestCase):
         "  base_fingerprint: saved 'base-1', expected 'base-2'",
         '  rules[0].layers: saved [0, 2], expected [0, 1]',
         "  rules[0].method: saved 'dora', expected 'lora'",
+        '  rules[0].rank_stabilized: saved False, expected missing',
         "  train: saved ['norm'], expected missing",
       ],
     )

@@ -24,6 +24,9 @@ print(sorted(heavy & set(sys.modules)), file=sys.stderr)
 """
 
 
+_COMMANDS = ('finetune', 'evaluate', 'generate', 'merge', 'export', 'inspect')
+
+
 def run(*arguments):
   """Returns the exit status, standard output and standard error."""
   out, err = io.StringIO(), io.StringIO()
@@ -37,10 +40,10 @@ class MainTest(parameterized.TestCase):
   def test_help(self, argument):
     status, out, err = run(argument)
     self.assertEqual((status, err), (0, ''))
-    for name in ('finetune', 'evaluate', 'generate', 'inspect'):
+    for name in _COMMANDS:
       self.assertRegex(out, rf'(?m)^  {name} +[A-Z]')
 
-  @parameterized.parameters('finetune', 'evaluate', 'generate', 'inspect')
+  @parameterized.parameters(*_COMMANDS)
   def test_help_of_a_command(self, name):
     status, out, err = run(name, '--rank=0', '--help')
     self.assertEqual((status, err), (0, ''))
@@ -59,12 +62,12 @@ class MainTest(parameterized.TestCase):
 
   @parameterized.parameters(
     ([], 'no command given; expected one of finetune, evaluate, generate,'
-     ' inspect; see peftlib --help'),
+     ' merge, export, inspect; see peftlib --help'),
     (['finetun'], "'finetun' is no command; did you mean finetune?"),
     (['xyz'], "'xyz' is no command; expected one of finetune, evaluate,"
-     ' generate, inspect'),
+     ' generate, merge, export, inspect'),
     (['--rank=3'], "'--rank=3' is no command; expected one of finetune,"
-     ' evaluate, generate, inspect; see peftlib --help'),
+     ' evaluate, generate, merge, export, inspect; see peftlib --help'),
   )  # fmt: skip
   def test_no_such_command(self, arguments, message):
     self.assertEqual(run(*arguments), (2, '', f'peftlib: {message}\n'))
