@@ -93,7 +93,7 @@ def raw_value(leaf: Any) -> Any:
   if not is_variable(leaf):
     return leaf
   value = leaf.get_raw_value()
-  if is_array(value) or is_sharding(value):
+  if _is_array_type(type(value)) or is_array(value) or is_sharding(value):
     return value
   if isinstance(value, jax.Ref):
     return value[...]
@@ -221,11 +221,16 @@ def _is_leaf(node: Any) -> bool:
   kind: Any = type(node)
   if kind is dict or kind is nnx.State:
     return False
-  return is_variable(node) or _is_module_type(kind)
+  return _is_leaf_type(kind) or isinstance(node, nnx.Variable)
 
 
 # isinstance is slow for classes with a metaclass or an ABC, and every leaf goes
 # through several of these.
+@functools.cache
+def _is_leaf_type(kind: Any) -> bool:
+  return issubclass(kind, (nnx.Variable, nnx.Module))
+
+
 @functools.cache
 def _is_variable_type(kind: Any) -> bool:
   return issubclass(kind, nnx.Variable)

@@ -192,8 +192,25 @@ def _agreeing(
   return (target + (None,) * size)[:size]
 
 
+def spec_key(found: Mapping[str, Any]) -> tuple[Any, ...]:
+  """Returns what tells Variables apart that are annotated differently.
+
+  Args:
+    found: The metadata of a Variable.
+
+  Returns:
+    A key for a dict: equal for equal specs of equal types under equal keys. It
+    has no hash if a spec is a list.
+  """
+  first, second, third = map(found.get, SPEC_KEYS)
+  return first, type(first), second, type(second), third, type(third)
+
+
 def replace(
-  variable: nnx.Variable[Any], value: Any, metadata: Mapping[str, Any]
+  variable: nnx.Variable[Any],
+  value: Any,
+  metadata: Mapping[str, Any],
+  found: Mapping[str, Any] | None = None,
 ) -> nnx.Variable[Any]:
   """Returns a Variable of the same class with other value and metadata.
 
@@ -203,11 +220,12 @@ def replace(
     variable: The Variable to follow. It isn't changed.
     value: The raw value of the new one.
     metadata: What to set in its metadata; all else is kept.
+    found: Its metadata, from a caller that has asked for it already.
 
   Returns:
     A new Variable.
   """
-  attributes = variable.get_metadata()
+  attributes = variable.get_metadata() if found is None else dict(found)
   if attributes.get('ref', False):
     # Makes a new mutable reference for the new value.
     return variable.replace(value, **metadata)

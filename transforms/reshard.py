@@ -70,7 +70,7 @@ def reshard(
   """
   _checks.check_state('reshard', state)
   targets = iter(_targets(state, shardings))
-  known = _Known({}, {}, set())
+  known = _Known({}, {}, set(), set())
 
   def plan(leaf: Any) -> Any:
     return _plan(leaf, next(targets), known)
@@ -150,6 +150,8 @@ class _Known(NamedTuple):
   placed: dict[tuple[Any, ...], bool]
   # The ids of arrays that are a part of the result.
   kept: set[int]
+  # By shape, sharding there and wanted, and metadata.
+  agreeing: set[tuple[Any, ...]]
 
 
 def _targets(state: nnx.State, shardings: Any) -> list[Any]:
@@ -181,8 +183,30 @@ def _targets(state: nnx.State, shardings: Any) -> list[Any]:
 def _plan(leaf: Any, target: Any, known: _Known) -> Any:
   """Returns where the leaf goes; the finished leaf if it's there already."""
   value = _leaves.raw_value(leaf)
+  target = _leaves.raw_value(target)
+  if not _leaves.is_concrete(value) or not _leaves.is_variable(leaf):
+    return _plan_parts(leaf, value, target, known)
+  # What holds for one leaf that is as it should be holds for all like it.
+  found = leaf.get_metadata()
+  mesh = found.get(metadata.MESH_KEY)
+  specs = metadata.spec_key(found)
+  key = (value.shape, value.sharding, target, type(target), mesh, specs)
+  try:
+    agrees = key in known.agreeing
+  except TypeError:  # A spec that is a list has no hash.
+    return _plan_parts(leaf, value, target, known)
+  if agrees:
+    known.kept.add(id(value))
+    return leaf
+  planned = _plan_parts(leaf, value, target, known)
+  if planned is leaf:
+    known.agreeing.add(key)
+  return planned
+
+
+def _plan_parts(leaf: Any, value: Any, target: Any, known: _Known) -> Any:
   parts = _leaves.parts(value)
-  given = _leaves.parts(_leaves.raw_value(target))
+  given = _leaves.parts(target)
   if len(given) == 1 and len(parts) != 1:
     given *= len(parts)
   if len(given) != len(parts):

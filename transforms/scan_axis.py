@@ -29,7 +29,7 @@ from transforms import metadata
 
 _SHOWN_DIFFERENCES = 5
 # Arrays of a kind in one call of a compiled transpose.
-_MOVED_AT_ONCE = 32
+_MOVED_AT_ONCE = 64
 
 
 def remove_scan_axis[T](tree: T, name: str = 'layers') -> T:
@@ -174,8 +174,27 @@ def move_scan_axis[T](tree: T, source: int, destination: int) -> T:
       axis is negative where a sharding leaves the rank open.
   """
 
+  alike: dict[Any, Any] = {}
+
   def plan(leaf: Any) -> Any:
     value = _leaves.raw_value(leaf)
+    if not _leaves.is_concrete(value) or not _leaves.is_variable(leaf):
+      return plan_any(leaf, value)
+    # What holds for one array holds for all of this rank annotated alike.
+    found = leaf.get_metadata()
+    key = (len(value.shape), metadata.spec_key(found))
+    try:
+      known = alike.get(key)
+    except TypeError:  # A spec that is a list has no hash.
+      return plan_any(leaf, value)
+    if known is not None:
+      return _Moving(leaf, value, *known, found)
+    planned = plan_any(leaf, value)
+    if type(planned) is _Moving:
+      alike[key] = planned.steps, planned.specs
+    return planned
+
+  def plan_any(leaf: Any, value: Any) -> Any:
     rank = _leaves.rank(value)
     if rank is not None:
       start = _axis_in(source, rank, 'source')
@@ -553,6 +572,8 @@ class _Moving(NamedTuple):
   # From where to where, for each part.
   steps: tuple[tuple[int, int], ...]
   specs: dict[str, Any]
+  # The leaf's metadata, where somebody has asked for it already.
+  found: dict[str, Any] | None = None
 
 
 def _steps(
@@ -605,10 +626,13 @@ def _carried_out(plans: list[Any]) -> list[Any]:
   def finish(plan: Any) -> Any:
     if type(plan) is not _Moving:
       return plan
-    value = _leaves.with_parts(plan.value, [next(moved) for _ in plan.steps])
+    if _leaves.is_concrete(plan.value):
+      value = next(moved)
+    else:
+      value = _leaves.with_parts(plan.value, [next(moved) for _ in plan.steps])
     if not _leaves.is_variable(plan.leaf):
       return value
-    return metadata.replace(plan.leaf, value, plan.specs)
+    return metadata.replace(plan.leaf, value, plan.specs, plan.found)
 
   return list(map(finish, plans))
 
