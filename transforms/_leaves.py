@@ -93,7 +93,7 @@ def raw_value(leaf: Any) -> Any:
   if not is_variable(leaf):
     return leaf
   value = leaf.get_raw_value()
-  if _is_array_type(type(value)) or is_array(value) or is_sharding(value):
+  if is_array(value) or is_sharding(value):
     return value
   if isinstance(value, jax.Ref):
     return value[...]

@@ -188,7 +188,8 @@ def move_scan_axis[T](tree: T, source: int, destination: int) -> T:
     except TypeError:  # A spec that is a list has no hash.
       return plan_any(leaf, value)
     if known is not None:
-      return _Moving(leaf, value, *known, found)
+      steps, changed = known
+      return _Moving(leaf, value, steps, changed, found)
     planned = plan_any(leaf, value)
     if type(planned) is _Moving:
       alike[key] = planned.steps, planned.specs
