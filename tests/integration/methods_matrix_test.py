@@ -3,7 +3,6 @@
 from absl.testing import absltest
 from absl.testing import parameterized
 import chex
-import jax
 
 from peftlib import methods
 from tests.integration import methods_matrix
@@ -15,9 +14,6 @@ class MethodsMatrixTest(parameterized.TestCase):
   @classmethod
   def setUpClass(cls):
     super().setUpClass()
-    name = 'jax_disable_most_optimizations'
-    cls.addClassCleanup(jax.config.update, name, jax.config.values[name])
-    jax.config.update(name, True)
     cls.readme = (methods_matrix.ROOT / 'README.md').read_text('utf-8')
 
   @parameterized.parameters(*methods.registry())
