@@ -173,7 +173,6 @@ def move_scan_axis[T](tree: T, source: int, destination: int) -> T:
     ValueError: A value's rank is too small, a spec is longer than it, or an
       axis is negative where a sharding leaves the rank open.
   """
-
   alike: dict[Any, Any] = {}
 
   def plan(leaf: Any) -> Any:
