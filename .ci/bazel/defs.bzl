@@ -5,19 +5,27 @@ has none and no WORKSPACE either, so that moving there changes this file (to
 rules_python and a MODULE.bazel) and no BUILD file.
 
 Everything works offline. Packages of the index come from `.venv`, which
-`make venv` made from the lock: they are named in `requirements`, and all stand
-for the one environment that the interpreter belongs to.
+`make venv` made from the lock: each one that is installed there is a target of
+`@peftlib_python`, so that queries show who needs what; all stand for the one
+environment that the interpreter belongs to.
 """
 
 _PYTHON = "peftlib_python"
 _REPOSITORY = "tests/repository"
 
-def peft_library(name, srcs, deps = [], requirements = [], data = []):
+def peft_library(
+        name,
+        srcs,
+        visibility,
+        deps = [],
+        requirements = [],
+        data = []):
     """A py_library of one module.
 
     Args:
       name: The module's name; that of its package for an `__init__.py`.
       srcs: The module.
+      visibility: Who may depend on it: everyone, if it is of the public API.
       deps: The targets of our own modules that it imports.
       requirements: The packages of the lock that it imports.
       data: Files that it reads.
@@ -27,36 +35,72 @@ def peft_library(name, srcs, deps = [], requirements = [], data = []):
         srcs = srcs,
         deps = deps + _requirements(requirements),
         data = data,
-        visibility = ["//visibility:public"],
+        visibility = visibility,
     )
 
-def peft_test(name, srcs, deps = [], requirements = [], data = []):
-    """A py_test of one `_test.py` file; its arguments are peft_library's."""
+def peft_test(
+        name,
+        srcs,
+        deps = [],
+        requirements = [],
+        data = [],
+        shard_count = None,
+        optimized = False):
+    """A py_test of one `_test.py` file.
+
+    Args:
+      name: The file's name without its suffix.
+      srcs: The file.
+      deps: As in peft_library.
+      requirements: As in peft_library.
+      data: As in peft_library.
+      shard_count: How many processes share its cases.
+      optimized: Whether XLA optimizes what it compiles. Most programs of the
+        tests take longer to optimize than to run.
+    """
+    env = {"JAX_PLATFORMS": "cpu"}
+    if not optimized:
+        env["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
     native.py_test(
         name = name,
         srcs = srcs,
         deps = deps + _requirements(requirements),
         data = data,
-        env = {"JAX_PLATFORMS": "cpu"},
+        env = env,
         python_version = "PY3",
-        size = "large",
+        shard_count = shard_count,
+        # Ends a test, or a shard of it, after five minutes.
+        size = "medium",
         # Tests about the repository read the checkout, of which Bazel knows
         # nothing: what they said last time may no longer hold.
         tags = ["external"] if native.package_name() == _REPOSITORY else [],
     )
 
 def _requirements(names):
-    return ["@%s//:packages" % _PYTHON] if names else []
+    return ["@%s//:%s" % (_PYTHON, name) for name in names]
+
+def _installed(venv):
+    """The names under which Python finds what is installed in a venv."""
+    names = {}
+    for python in venv.get_child("lib").readdir():
+        for path in python.get_child("site-packages").readdir():
+            name = path.basename
+            if name.endswith(".py"):
+                name = name[:-len(".py")]
+            if name and not [c for c in name.elems() if not (c.isalnum() or c == "_")]:
+                names[name] = True
+    return sorted(names)
 
 def _venv_python_impl(ctx):
     root = ctx.path(Label("//:WORKSPACE")).dirname
-    python = root.get_child(".venv").get_child("bin").get_child("python")
+    venv = root.get_child(".venv")
+    python = venv.get_child("bin").get_child("python")
     if not python.exists:
         fail("No %s: run 'make venv' first." % python)
     ctx.file("BUILD", """\
 load("@bazel_tools//tools/python:toolchain.bzl", "py_runtime_pair")
 
-py_library(name = "packages", visibility = ["//visibility:public"])
+package(default_visibility = ["//visibility:public"])
 
 py_runtime(
     name = "runtime",
@@ -71,7 +115,10 @@ toolchain(
     toolchain = ":pair",
     toolchain_type = "@bazel_tools//tools/python:toolchain_type",
 )
-""" % python)
+""" % python + "".join([
+        "\npy_library(name = \"%s\")\n" % name
+        for name in _installed(venv)
+    ]))
 
 # Its path is that of a checkout, so it is looked at anew in each.
 _venv_python = repository_rule(

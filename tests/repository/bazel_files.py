@@ -16,6 +16,17 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGES = ('peftlib', 'tests', 'transforms')
 _HEADER = '"""Written by `make bazel-files`; do not edit."""\n'
 
+# Folders with files that run elsewhere: scripts beside golden data are part of
+# it, those of interop have an environment with torch, and the consumer is a
+# workspace of its own.
+_ELSEWHERE = {'golden', 'interop', 'bazel_consumer'}
+# Modules that users import though no `__init__` re-exports what is in them.
+_PUBLIC = {'checkpoint', 'generation', 'losses', 'testing', 'transforms'}
+_COMMAND_LINE = {'cli', 'demo'}
+
+# Processes that share the cases of a test file, where one would take minutes.
+_SHARDS = {}
+
 # Read by their path, not imported: a test that mentions them has them as data.
 _DATA = {'golden': '//tests/golden', 'README.md': '//:README.md'}
 
@@ -26,8 +37,7 @@ def python_files(root: pathlib.Path) -> list[pathlib.Path]:
     path.relative_to(root)
     for package in PACKAGES
     for path in (root / package).rglob('*.py')
-    # Scripts beside golden data are part of it: they run elsewhere, by hand.
-    if path.name != 'conftest.py' and 'golden' not in path.parts
+    if path.name != 'conftest.py' and not _ELSEWHERE & set(path.parts)
   )
 
 
@@ -87,11 +97,46 @@ def data(root: pathlib.Path, path: pathlib.Path) -> list[str]:
   return sorted(v for mark, v in _DATA.items() if mark in source)
 
 
-def _rule(rule: str, **attributes: str | list[str]) -> str:
+def is_public(root: pathlib.Path, path: pathlib.Path) -> bool:
+  """Whether a file is of the API: a package, what it re-exports, and so on."""
+  top, *folders = path.parent.parts
+  if top == 'tests' or _COMMAND_LINE & set(folders):
+    return False
+  if path.name.startswith('_') and path.name != '__init__.py':
+    return False
+  if top == 'transforms' or path.name == '__init__.py':
+    return True
+  if not folders and path.stem in _PUBLIC:
+    return True
+  package = path.parent / '__init__.py'
+  return (root / package).exists() and label(path) in deps(root, package)
+
+
+def visibility(root: pathlib.Path, path: pathlib.Path) -> list[str]:
+  """Returns who may depend on a file's target."""
+  if is_public(root, path):
+    return ['//visibility:public']
+  top = path.parts[0]
+  return [f'//{p}:__subpackages__' for p in sorted({top, 'tests'})]
+
+
+def optimized(root: pathlib.Path) -> tuple[str, ...]:
+  """Returns the test files that conftest.py has XLA optimize."""
+  path = root / 'tests' / 'conftest.py'
+  tree = ast.parse(path.read_text()) if path.exists() else ast.Module([], [])
+  for node in tree.body:
+    if isinstance(node, ast.Assign) and node.targets[0].id == '_OPTIMIZED':
+      return ast.literal_eval(node.value)
+  return ()
+
+
+def _rule(rule: str, **attributes: str | int | list[str]) -> str:
   lines = [f'{rule}(']
   for key, value in attributes.items():
     if isinstance(value, str):
       lines.append(f'    {key} = "{value}",')
+    elif isinstance(value, int):
+      lines.append(f'    {key} = {value},')
     elif len(value) == 1:
       lines.append(f'    {key} = ["{value[0]}"],')
     elif value:
@@ -102,13 +147,22 @@ def _rule(rule: str, **attributes: str | list[str]) -> str:
 def build_files(root: pathlib.Path) -> dict[pathlib.Path, str]:
   """Returns the text of each BUILD file, by its path relative to `root`."""
   rules: dict[pathlib.Path, list[str]] = {}
+  slow_to_run = optimized(root)
   for path in python_files(root):
     test = path.name.endswith('_test.py')
+    more: dict[str, int | list[str]] = {}
+    if not test:
+      more['visibility'] = visibility(root, path)
+    if path.as_posix() in _SHARDS:
+      more['shard_count'] = _SHARDS[path.as_posix()]
+    if path.as_posix() in slow_to_run:
+      more['optimized'] = True
     rules.setdefault(path.parent, []).append(
       _rule(
         'peft_test' if test else 'peft_library',
         name=target_name(path),
         srcs=[path.name],
+        **more,
         data=data(root, path),
         requirements=requirements(root, path),
         deps=deps(root, path),

@@ -9,6 +9,8 @@ from absl.testing import absltest
 from tests.repository import bazel_files
 
 _ROOT = bazel_files.ROOT
+# A workspace of its own, written by hand.
+_CONSUMER = _ROOT / 'tests' / 'bazel_consumer'
 
 
 def _targets(build: pathlib.Path):
@@ -33,6 +35,8 @@ class BazelFilesTest(absltest.TestCase):
   def test_every_test_file_has_a_test_target(self):
     # Read from the files, not from the generator, which might forget one.
     for path in (_ROOT / 'tests').rglob('*_test.py'):
+      if path.is_relative_to(_CONSUMER):
+        continue
       with self.subTest(path.relative_to(_ROOT)):
         target = _targets(path.parent / 'BUILD')[path.stem]
         self.assertEqual(target['rule'], 'peft_test')
@@ -95,12 +99,58 @@ class BazelFilesTest(absltest.TestCase):
     self.assertIn(
       '    name = "peftlib",\n'
       '    srcs = ["__init__.py"],\n'
+      '    visibility = ["//visibility:public"],\n'
       '    deps = ["//peftlib:a"],\n',
       files[pathlib.Path('peftlib/BUILD')],
     )
     self.assertIn(
-      '    name = "a",\n    srcs = ["a.py"],\n    requirements = ["jax"],\n',
+      '    name = "a",\n'
+      '    srcs = ["a.py"],\n'
+      '    visibility = ["//visibility:public"],\n'
+      '    requirements = ["jax"],\n',
       files[pathlib.Path('peftlib/BUILD')],
+    )
+
+  def test_internals_are_visible_to_ours_alone(self):
+    for target, expected in (
+      ('peftlib:training', ['//visibility:public']),
+      ('peftlib:checkpoint', ['//visibility:public']),
+      ('peftlib:peftlib', ['//visibility:public']),
+      ('peftlib/hf:hf', ['//visibility:public']),
+      ('peftlib/methods:lora', ['//visibility:public']),
+      ('transforms:filtering', ['//visibility:public']),
+      (
+        'transforms:_leaves',
+        ['//tests:__subpackages__', '//transforms:__subpackages__'],
+      ),
+      *(
+        (t, ['//peftlib:__subpackages__', '//tests:__subpackages__'])
+        for t in (
+          'peftlib:_checks',
+          'peftlib:interception',
+          'peftlib/hf:bridges',
+          'peftlib/cli:cli',
+          'peftlib/cli:finetune',
+          'peftlib/demo:orders',
+        )
+      ),
+      ('tests/peftlib:toy_models', ['//tests:__subpackages__']),
+    ):
+      with self.subTest(target):
+        folder, name = target.split(':')
+        targets = _targets(_ROOT / folder / 'BUILD')
+        self.assertEqual(targets[name]['visibility'], expected)
+
+  def test_what_conftest_optimizes_is_optimized(self):
+    found = {
+      path.parent / f'{name}.py'
+      for path in (_ROOT / 'tests').rglob('BUILD')
+      if not path.is_relative_to(_CONSUMER)
+      for name, target in _targets(path).items()
+      if target.get('optimized')
+    }
+    self.assertEqual(
+      found, {_ROOT / 'tests' / 'peftlib' / 'foreign_models_test.py'}
     )
 
   def test_import_of_a_missing_module_is_an_error(self):

@@ -10,6 +10,7 @@ from absl.testing import absltest
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 _TOP_LEVEL = {
+  '.bazelignore',
   '.bazelrc',
   '.ci',
   '.gitignore',
