@@ -16,6 +16,9 @@ if TYPE_CHECKING:
   from peftlib.config import LoraConfig
   from peftlib.config import Rule
   from peftlib.config import VirtualTokens
+  from peftlib.initialization import initialize_eva
+  from peftlib.initialization import initialize_loftq
+  from peftlib.initialization import initialize_lora_ga
   from peftlib.injection import inject
   from peftlib.injection import with_dropout
   from peftlib.merging import merge_adapters
@@ -52,6 +55,9 @@ __all__ = [
   'extract_adapter',
   'init_stacked_train_state',
   'init_train_state',
+  'initialize_eva',
+  'initialize_loftq',
+  'initialize_lora_ga',
   'inject',
   'make_eval_step',
   'make_stacked_train_step',
@@ -88,6 +94,9 @@ _MODULES = {
   'extract_adapter': 'combining',
   'init_stacked_train_state': 'stacking',
   'init_train_state': 'training',
+  'initialize_eva': 'initialization',
+  'initialize_loftq': 'initialization',
+  'initialize_lora_ga': 'initialization',
   'inject': 'injection',
   'make_eval_step': 'training',
   'make_stacked_train_step': 'stacking',

@@ -92,8 +92,7 @@ def inject(
   replaced = set()
   for i, slot in enumerate(planned):
     module = modules[slot.op.path]
-    slots_lib.put(module, (*slots_lib.of_module(module), slot))
-    if _add_variables(module, slot, jax.random.fold_in(key, i)):
+    if add_slot(module, slot, jax.random.fold_in(key, i)):
       replaced.add((*slot.op.path, *slot.op.name.split('/')))
   if tokens is not None:
     abstract = any(
@@ -264,10 +263,19 @@ class _Start(NamedTuple):
   weight: Any
 
 
-def _add_variables(
-  module: nnx.Module, slot: slots_lib.Slot, key: jax.Array
-) -> bool:
-  """Makes the variables of an adapter; returns whether the weight is new."""
+def add_slot(module: nnx.Module, slot: slots_lib.Slot, key: jax.Array) -> bool:
+  """Adds an adapter to a weight of a module of the caller's own.
+
+  Args:
+    module: What holds the weight, in a model that `interception.wrapped` made.
+      Changed in place.
+    slot: The adapter.
+    key: PRNG key of its variables.
+
+  Returns:
+    Whether the weight is a new one too.
+  """
+  slots_lib.put(module, (*slots_lib.of_module(module), slot))
   node = weight_ops.get_weight(module, slot.op.name)
   weight = variable_of(node)
   value = weight.get_raw_value()

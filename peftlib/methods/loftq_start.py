@@ -84,8 +84,24 @@ def loftq(
   left = value
   for _ in range(iterations):
     base = quantize_dequantize(left).astype(jnp.float32)
-    u, s, vt = jnp.linalg.svd(value - base, full_matrices=False)
-    root = jnp.sqrt(s[:rank] / scale)
-    a, b = u[:, :rank] * root, root[:, None] * vt[:rank]
+    a, b = low_rank(value - base, rank=rank, scale=scale)
     left = value - scale * a @ b
   return LoftQ(a, b, base)
+
+
+def low_rank(
+  matrix: jax.Array, *, rank: int, scale: float
+) -> tuple[jax.Array, jax.Array]:
+  """The factors of the nearest matrix of this rank: `scale * a @ b`.
+
+  Args:
+    matrix: (rows, columns), f32.
+    rank: From 1 to the smaller side.
+    scale: What the adapter multiplies with.
+
+  Returns:
+    `a` (rows, rank) and `b` (rank, columns), of equal singular values.
+  """
+  u, s, vt = jnp.linalg.svd(matrix, full_matrices=False)
+  root = jnp.sqrt(s[:rank] / scale)
+  return u[:, :rank] * root, root[:, None] * vt[:rank]
