@@ -10,6 +10,7 @@ from peftlib import injection
 from peftlib import merging
 from peftlib import quantization
 from peftlib import stacking
+from peftlib import testing
 from peftlib import training
 
 
@@ -22,6 +23,7 @@ class DoctestTest(parameterized.TestCase):
     merging,
     quantization,
     stacking,
+    testing,
     training,
   )
   def test_examples_of(self, module):
