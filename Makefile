@@ -88,14 +88,16 @@ interop-test: assets interop-venv  ## Compare with torch, transformers, peft.
 	@JAX_PLATFORMS=cpu $(VENV)/bin/python tests/interop/run.py \
 	  --interop_python=$(VENV)-interop/bin/python $(ARGS)
 
-BAZEL_TESTS ?= //tests/repository:layering_test //tests/peftlib:config_test \
-  //tests/peftlib/data:chat_test //tests/peftlib/data:packing_test
-bazel-test: venv  ## Run a few tests with Bazel, offline.
+BAZEL_TESTS ?= //...
+CONSUMER := tests/bazel_consumer
+bazel-test: venv  ## Build and test all with Bazel, offline, and from a workspace that depends on this one.
 	@command -v "$(BAZEL)" >/dev/null 2>&1 || { \
 	  echo "No '$(BAZEL)' found: run" \
 	    "'apt-get update && apt-get install bazel-bootstrap' as root," \
 	    "or name one: make bazel-test BAZEL=/path/to/bazel" >&2; exit 2; }
-	@$(BAZEL) test $(ARGS) $(BAZEL_TESTS)
+	@$(VENV)/bin/python $(CONSUMER)/graph_check.py "$(BAZEL)"
+	@cd $(CONSUMER) && $(BAZEL) test $(ARGS) //...
+	@$(BAZEL) build //... && $(BAZEL) test $(ARGS) -- $(BAZEL_TESTS)
 
 bazel-files: venv  ## Write the BUILD files from the imports.
 	@$(VENV)/bin/python tests/repository/bazel_files.py --write

@@ -7,19 +7,16 @@ as there is something.
 
 import argparse
 import ast
-from collections.abc import Iterator
 import pathlib
 import sys
 
-# Through the links that Bazel runs tests from: the checkout is the subject.
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-PACKAGES = ('peftlib', 'tests', 'transforms')
+# A script's own folder is on Python's path, not the one that it is started in.
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+from tests.repository import import_graph
+
 _HEADER = '"""Written by `make bazel-files`; do not edit."""\n'
 
-# Folders with files that run elsewhere: scripts beside golden data are part of
-# it, those of interop have an environment with torch, and the consumer is a
-# workspace of its own.
-_ELSEWHERE = {'golden', 'interop', 'bazel_consumer'}
 # Modules that users import though no `__init__` re-exports what is in them.
 _PUBLIC = {'checkpoint', 'generation', 'losses', 'testing', 'transforms'}
 _COMMAND_LINE = {'cli', 'demo'}
@@ -29,64 +26,6 @@ _SHARDS = {}
 
 # Read by their path, not imported: a test that mentions them has them as data.
 _DATA = {'golden': '//tests/golden', 'README.md': '//:README.md'}
-
-
-def python_files(root: pathlib.Path) -> list[pathlib.Path]:
-  """Returns our Python files, relative to `root`, in order."""
-  return sorted(
-    path.relative_to(root)
-    for package in PACKAGES
-    for path in (root / package).rglob('*.py')
-    if path.name != 'conftest.py' and not _ELSEWHERE & set(path.parts)
-  )
-
-
-def imported(source: str) -> Iterator[tuple[str, str]]:
-  """Yields (module, name) of each import; name is '' for a plain import."""
-  for node in ast.walk(ast.parse(source)):
-    if isinstance(node, ast.Import):
-      yield from ((alias.name, '') for alias in node.names)
-    elif isinstance(node, ast.ImportFrom):
-      yield from ((node.module or '', alias.name) for alias in node.names)
-
-
-def label(path: pathlib.Path) -> str:
-  """Returns the label of a Python file's target."""
-  folder = path.parent.as_posix()
-  return f'//{folder}:{target_name(path)}'
-
-
-def target_name(path: pathlib.Path) -> str:
-  """Returns the name of a Python file's target within its folder."""
-  return path.parent.name if path.name == '__init__.py' else path.stem
-
-
-def requirements(root: pathlib.Path, path: pathlib.Path) -> list[str]:
-  """Returns the top-level names that a file imports from elsewhere."""
-  tops = {
-    module.partition('.')[0]
-    for module, _ in imported((root / path).read_text())
-  }
-  return sorted(tops - set(PACKAGES) - sys.stdlib_module_names)
-
-
-def deps(root: pathlib.Path, path: pathlib.Path) -> list[str]:
-  """Returns the labels of the files of ours that a file imports."""
-  found = set()
-  for module, name in imported((root / path).read_text()):
-    if module.partition('.')[0] not in PACKAGES:
-      continue
-    # `from a.b import c` means module c if there is one, else a name of a.b.
-    stem = pathlib.Path(*module.split('.'))
-    for candidate in (stem / name if name else stem, stem):
-      files = (candidate.with_suffix('.py'), candidate / '__init__.py')
-      file = next((f for f in files if (root / f).is_file()), None)
-      if file:
-        found.add(label(file))
-        break
-    else:
-      raise FileNotFoundError(f'{path}: {module} {name} is no file of ours')
-  return sorted(found - {label(path)}, key=lambda x: x.split(':'))
 
 
 def data(root: pathlib.Path, path: pathlib.Path) -> list[str]:
@@ -109,7 +48,9 @@ def is_public(root: pathlib.Path, path: pathlib.Path) -> bool:
   if not folders and path.stem in _PUBLIC:
     return True
   package = path.parent / '__init__.py'
-  return (root / package).exists() and label(path) in deps(root, package)
+  return (root / package).exists() and (
+    path in import_graph.files(root, package)
+  )
 
 
 def visibility(root: pathlib.Path, path: pathlib.Path) -> list[str]:
@@ -148,7 +89,7 @@ def build_files(root: pathlib.Path) -> dict[pathlib.Path, str]:
   """Returns the text of each BUILD file, by its path relative to `root`."""
   rules: dict[pathlib.Path, list[str]] = {}
   slow_to_run = optimized(root)
-  for path in python_files(root):
+  for path in import_graph.python_files(root):
     test = path.name.endswith('_test.py')
     more: dict[str, int | list[str]] = {}
     if not test:
@@ -160,12 +101,12 @@ def build_files(root: pathlib.Path) -> dict[pathlib.Path, str]:
     rules.setdefault(path.parent, []).append(
       _rule(
         'peft_test' if test else 'peft_library',
-        name=target_name(path),
+        name=import_graph.target_name(path),
         srcs=[path.name],
         **more,
         data=data(root, path),
-        requirements=requirements(root, path),
-        deps=deps(root, path),
+        requirements=import_graph.requirements(root, path),
+        deps=import_graph.deps(root, path),
       )
     )
   files = {}
@@ -183,8 +124,8 @@ def main(argv: list[str]) -> int:
   parser.add_argument('--write', action='store_true')
   args = parser.parse_args(argv)
   stale = False
-  for path, text in build_files(ROOT).items():
-    target = ROOT / path
+  for path, text in build_files(import_graph.ROOT).items():
+    target = import_graph.ROOT / path
     if not target.exists() or target.read_text() != text:
       stale = True
       print(f'{"wrote" if args.write else "stale:"} {path}')

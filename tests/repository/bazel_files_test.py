@@ -2,22 +2,25 @@
 
 import ast
 import pathlib
+import sys
 import tempfile
 
 from absl.testing import absltest
 
+from peftlib import __main__ as command_line
 from tests.repository import bazel_files
+from tests.repository import import_graph
 
-_ROOT = bazel_files.ROOT
+_ROOT = import_graph.ROOT
 # A workspace of its own, written by hand.
 _CONSUMER = _ROOT / 'tests' / 'bazel_consumer'
 
 
-def _targets(build: pathlib.Path):
-  """Returns {name: keyword arguments} of the calls in a BUILD file."""
+def _targets(build: pathlib.Path, prefix: str = 'peft_'):
+  """Returns {name: keyword arguments} of the rules in a BUILD file."""
   calls = {}
   for node in ast.walk(ast.parse(build.read_text())):
-    if isinstance(node, ast.Call) and node.func.id.startswith('peft_'):
+    if isinstance(node, ast.Call) and node.func.id.startswith(prefix):
       kwargs = {k.arg: ast.literal_eval(k.value) for k in node.keywords}
       calls[kwargs['name']] = {'rule': node.func.id, **kwargs}
   return calls
@@ -43,9 +46,9 @@ class BazelFilesTest(absltest.TestCase):
         self.assertEqual(target['srcs'], [path.name])
 
   def test_every_import_of_ours_has_its_dep(self):
-    for path in bazel_files.python_files(_ROOT):
+    for path in import_graph.python_files(_ROOT):
       target = _targets(_ROOT / path.parent / 'BUILD')[
-        bazel_files.target_name(path)
+        import_graph.target_name(path)
       ]
       for node in ast.walk(ast.parse((_ROOT / path).read_text())):
         if not isinstance(node, ast.ImportFrom):
@@ -111,6 +114,36 @@ class BazelFilesTest(absltest.TestCase):
       files[pathlib.Path('peftlib/BUILD')],
     )
 
+  def test_what_a_test_starts_is_a_dep(self):
+    with tempfile.TemporaryDirectory() as name:
+      root = pathlib.Path(name)
+      for path, text in {
+        'peftlib/__init__.py': '',
+        'peftlib/__main__.py': '',
+        'peftlib/a.py': '',
+        'tests/a_test.py': (
+          'import subprocess, sys\n'
+          'subprocess.run([sys.executable, "-m", "peftlib"])\n'
+          'subprocess.run(["python", "-c", "from peftlib import a"])\n'
+          'subprocess.run(["peftlib.none", "import peftlib.none"])\n'
+        ),
+        'tests/b_test.py': 'x = "peftlib", "from peftlib import a"\n',
+      }.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+      self.assertEqual(
+        import_graph.deps(root, pathlib.Path('tests/a_test.py')),
+        ['//peftlib:__main__', '//peftlib:a', '//peftlib:peftlib'],
+      )
+      self.assertEqual(
+        import_graph.deps(root, pathlib.Path('tests/b_test.py')), []
+      )
+
+  def test_commands_of_the_command_line_are_its_deps(self):
+    found = _targets(_ROOT / 'peftlib' / 'BUILD')['__main__']['deps']
+    for name in command_line._COMMANDS:
+      self.assertIn(f'//peftlib/cli:{name}', found)
+
   def test_internals_are_visible_to_ours_alone(self):
     for target, expected in (
       ('peftlib:training', ['//visibility:public']),
@@ -140,6 +173,25 @@ class BazelFilesTest(absltest.TestCase):
         folder, name = target.split(':')
         targets = _targets(_ROOT / folder / 'BUILD')
         self.assertEqual(targets[name]['visibility'], expected)
+
+  def test_deps_of_the_consumer_are_its_imports(self):
+    targets = _targets(_CONSUMER / 'BUILD', 'py_')
+    tests = sorted(_CONSUMER.glob('*_test.py'))
+    self.assertEqual(sorted(targets), [path.stem for path in tests])
+    for path in tests:
+      expected = set()
+      for module, name in import_graph.imported(path.read_text()):
+        top = module.partition('.')[0]
+        if top in sys.stdlib_module_names:
+          continue
+        if top not in import_graph.PACKAGES:
+          expected.add(f'@peftlib_python//:{top}')
+        elif name:
+          expected.add(f'@peftlib_repo//{module}:{name}')
+        else:
+          expected.add(f'@peftlib_repo//{module}')
+      with self.subTest(path.name):
+        self.assertCountEqual(targets[path.stem]['deps'], expected)
 
   def test_what_conftest_optimizes_is_optimized(self):
     found = {
