@@ -66,12 +66,13 @@ start = loss_fn(model, batches[0], None)[0]
 end = loss_fn(tuned, batches[0], None)[0]
 assert metrics['loss'] < 0.5 * start, (metrics, start)
 assert end < 0.5 * start, (end, start)
-before = dict(nnx.to_flat_state(nnx.state(model)))
-for path, variable in nnx.to_flat_state(nnx.state(tuned)):
-  if path in before:
-    assert (variable.get_value() == before[path].get_value()).all(), path
-  else:
-    assert type(variable) is nnx.LoRAParam, path
+from peftlib import testing as peftlib_testing
+from transforms import testing
+after = nnx.state(tuned)
+peftlib_testing.assert_trainable(after, config, ['.*_lora_[ab]'])
+testing.assert_states_share(
+  transforms.exclude(after, nnx.LoRAParam), nnx.state(model)
+)
 print('loss', float(start), float(end))
 """
 

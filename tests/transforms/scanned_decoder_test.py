@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import transforms
+from transforms import testing
 
 _WIDTH = 8
 
@@ -164,10 +165,8 @@ class ScannedDecoderTest(parameterized.TestCase):
       lambda variable: type(variable)(variable[...]), stacked
     )
     x = jnp.ones((4, _WIDTH))
-    compiled = []
 
     def with_transforms(stacked, x):
-      compiled.append(1)
       x, stacked = _lax_scan(graphdef, stacked, x, 0, [])
       return x, stacked
 
@@ -190,10 +189,9 @@ class ScannedDecoderTest(parameterized.TestCase):
     operations = hlo(with_transforms, stacked)
     self.assertNotEmpty(operations)
     self.assertEqual(operations, hlo(without, plain))
-    step = jax.jit(with_transforms)
+    step = testing.assert_max_compilations(jax.jit(with_transforms), 1)
     for _ in range(3):
       x, stacked = step(stacked, x)
-    self.assertLen(compiled, 1)
 
 
 if __name__ == '__main__':
