@@ -280,15 +280,16 @@ def assert_same_graph(a: Any, b: Any) -> None:
     raise TypeError(
       'assert_same_graph: give two graphdefs or two pairs, not one of each.'
     )
-  found: list[str] = []
+  differences: list[tuple[str, str]] = []
   if graphdef != other:
-    found += _graph_differences(graphdef, other)
+    differences = _graph_differences(graphdef, other)
+  found = [text for _, text in differences]
   if state is not None and other_state is not None:
     found += [
       str(item)
       for item in inspecting.diff(_abstract(state), _abstract(other_state))
-      # What the graphs differ in, their States may say again.
-      if item.what in _GRAPH and str(item) not in found
+      # Where the graphs differ, their States say it again.
+      if item.what in _GRAPH and item.path not in dict(differences)
     ]
   if found:
     raise AssertionError(
@@ -578,12 +579,14 @@ def _abstract(state: nnx.State) -> nnx.State:
   return result
 
 
-def _graph_differences(a: Any, b: Any) -> list[str]:
+def _graph_differences(a: Any, b: Any) -> list[tuple[str, str]]:
+  """Returns the path and the text of each difference."""
   modes = [hasattr(graphdef.nodes[0], 'treedef') for graphdef in (a, b)]
   if modes[0] != modes[1]:
-    return [f'made by nnx.split with graph={not modes[0]} != {not modes[1]}']
+    text = f'made by nnx.split with graph={not modes[0]} != {not modes[1]}'
+    return [('', text)]
   left, right = _graph_items(a), _graph_items(b)
-  found: list[str] = []
+  found: list[tuple[str, str]] = []
   # A part that is missing or of another type is told without what is in it.
   cut: list[_checks.Path] = []
   for key in dict.fromkeys((*left, *right)):
@@ -595,15 +598,16 @@ def _graph_differences(a: Any, b: Any) -> list[str]:
       continue
     if what == 'type':
       cut.append(path)
-    where = f'{_checks.path_text(path) or "the root"}: {what}'
+    place = _checks.path_text(path)
     texts = _text(one), _text(two)
     if texts[0] == texts[1]:
-      found.append(f'{where} two unequal objects {texts[0]}')
+      text = f'two unequal objects {texts[0]}'
     else:
-      found.append(f'{where} {texts[0]} != {texts[1]}')
+      text = f'{texts[0]} != {texts[1]}'
+    found.append((place, f'{place or "the root"}: {what} {text}'))
   # In a graph of `graph=False` the attributes are within one opaque treedef.
   rest = 'static attributes of modules' if modes[0] else 'references'
-  return found or [f'{rest}, of which flax does not tell the place']
+  return found or [('', f'{rest}, of which flax does not tell the place')]
 
 
 def _graph_items(graphdef: Any) -> dict[tuple[_checks.Path, str], Any]:

@@ -16,6 +16,7 @@ from peftlib import models
 from peftlib.cli import assembly
 from peftlib.cli import errors
 from tests.peftlib.cli import tiny
+from transforms import testing
 
 chex.set_n_cpu_devices(8)
 
@@ -52,7 +53,10 @@ class AssemblyTest(parameterized.TestCase):
   def test_abstract_is_the_shape_of_the_loaded(self):
     base, _ = assembly.load_base(self.model, compute_dtype='bfloat16')
     abstract = assembly.abstract_base(self.model, compute_dtype='bfloat16')
-    self.assertEqual(abstract.graphdef, base.graphdef)
+    testing.assert_same_graph(
+      (abstract.graphdef, abstract.state), (base.graphdef, base.state)
+    )
+    testing.assert_no_abstract_leaves(base.state)
     chex.assert_trees_all_equal_shapes_and_dtypes(abstract.state, base.state)
     leaves = jax.tree.leaves(abstract.state)
     self.assertEqual({type(x) for x in leaves}, {jax.ShapeDtypeStruct})
