@@ -31,7 +31,7 @@ BOOTSTRAP = @command -v "$(PYTHON)" >/dev/null 2>&1 || { \
 .DEFAULT_GOAL := help
 .PHONY: help venv assets finetune test multiprocess-test oldest-venv \
   oldest-flax-test lint format types interop-venv interop-test bazel-test \
-  bazel-files lock clean
+  bazel-files wheel wheel-test lock clean
 # One thing after the other: `make -j` must not install into one folder twice.
 .NOTPARALLEL:
 
@@ -98,6 +98,20 @@ bazel-test: venv  ## Build and test all with Bazel, offline, and from a workspac
 	@$(VENV)/bin/python $(CONSUMER)/graph_check.py "$(BAZEL)"
 	@cd $(CONSUMER) && $(BAZEL) test $(ARGS) //...
 	@$(BAZEL) build //... && $(BAZEL) test $(ARGS) -- $(BAZEL_TESTS)
+
+wheel: venv  ## Build a wheel and an sdist into dist/.
+	@rm -rf build dist && $(VENV)/bin/python -c \
+	  "from setuptools import build_meta as b; \
+	  b.build_sdist('dist'); b.build_wheel('dist')" >build.log 2>&1 \
+	  || { cat build.log; exit 1; }
+	@rm build.log; ls dist/*
+
+# With the versions of the lock, so that the index's newest don't decide.
+wheel-test: wheel assets  ## Install the wheel into an empty environment and use it.
+	@sed -n 's/^\([a-z0-9-]*==[^ ]*\).*/\1/p' requirements.lock \
+	  >build/constraints.txt
+	@$(VENV)/bin/python tests/wheel/run.py --commands \
+	  --constraints=build/constraints.txt $(ARGS) dist/*.whl
 
 bazel-files: venv  ## Write the BUILD files from the imports.
 	@$(VENV)/bin/python tests/repository/bazel_files.py --write

@@ -109,6 +109,9 @@ def run(argv: Sequence[str]) -> int:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
   except Exception as e:
+    missing = errors.missing_extra(e)
+    if missing and not debug:
+      return _fail(f'peftlib {name}', missing)
     if debug or not errors.is_user_error(e):
       raise
     return _fail(f'peftlib {name}', errors.one_line(e))

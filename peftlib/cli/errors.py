@@ -2,7 +2,19 @@
 
 import traceback
 
-_OWN = 'peftlib.'
+# In an installed wheel the second is a part of the first.
+_OWN = ('peftlib.', 'transforms.')
+# What the extra `cli` of pyproject.toml installs, as it is imported.
+_EXTRA = {
+  'filelock',
+  'gguf',
+  'grain',
+  'jinja2',
+  'matplotlib',
+  'rich',
+  'safetensors',
+  'tokenizers',
+}
 
 
 class UserError(Exception):
@@ -25,6 +37,28 @@ def is_user_error(error: BaseException) -> bool:
   if isinstance(error, UserError | OSError):
     return True
   return isinstance(error, ValueError) and _raiser(error).startswith(_OWN)
+
+
+def missing_extra(error: BaseException) -> str | None:
+  """What to install, if that is why a command can't run.
+
+  Example:
+    >>> print(missing_extra(ModuleNotFoundError(name='rich.table')))
+    rich is not installed; run: pip install 'peftlib[cli]'
+    >>> print(missing_extra(ModuleNotFoundError(name='jax')))
+    None
+
+  Args:
+    error: What the command raised.
+
+  Returns:
+    One line; None if it is about something else.
+  """
+  name = error.name if isinstance(error, ModuleNotFoundError) else None
+  top = (name or '').partition('.')[0]
+  if top not in _EXTRA:
+    return None
+  return f"{top} is not installed; run: pip install 'peftlib[cli]'"
 
 
 def one_line(error: BaseException) -> str:

@@ -101,12 +101,24 @@ class MainTest(parameterized.TestCase):
       (2, '', 'peftlib generate: x: No such file or directory\n'),
     )
 
+  def test_package_of_the_extra_that_is_missing(self):
+    error = ModuleNotFoundError('No module named gguf', name='gguf.constants')
+    self.assertEqual(
+      self.call(error),
+      (
+        2,
+        '',
+        'peftlib generate: gguf is not installed; run: pip install'
+        " 'peftlib[cli]'\n",
+      ),
+    )
+
   def test_debug_shows_the_traceback(self):
     error = FileNotFoundError(2, 'No such file or directory', 'x')
     with self.assertRaises(FileNotFoundError):
       self.call(error, '--debug')
 
-  @parameterized.parameters(ValueError, KeyError, TypeError)
+  @parameterized.parameters(ValueError, KeyError, TypeError, ImportError)
   def test_bug_keeps_its_traceback(self, error):
     with self.assertRaises(error):
       self.call(error('a bug'))

@@ -24,6 +24,7 @@ _TOP_LEVEL = {
   'peftlib',
   'pyproject.toml',
   'requirements.lock',
+  'setup.py',
   'tests',
   'transforms',
 }

@@ -1,4 +1,6 @@
 import json
+import pathlib
+import tomllib
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -44,6 +46,30 @@ class ErrorsTest(parameterized.TestCase):
   )
   def test_one_line(self, error, expected):
     self.assertEqual(errors.one_line(error), expected)
+
+
+class MissingExtraTest(absltest.TestCase):
+  def test_names_what_the_extra_has(self):
+    root = pathlib.Path(__file__).resolve().parents[3]
+    project = tomllib.loads((root / 'pyproject.toml').read_text())['project']
+    names = {
+      requirement.partition('>=')[0]
+      for requirement in project['optional-dependencies']['cli']
+    }
+    for name in names:
+      self.assertEqual(
+        errors.missing_extra(ModuleNotFoundError(name=name)),
+        f"{name} is not installed; run: pip install 'peftlib[cli]'",
+      )
+    self.assertEqual(errors._EXTRA, names)
+
+  def test_says_nothing_of_others(self):
+    for error in (
+      ModuleNotFoundError(name='peftlib.no'),
+      ModuleNotFoundError('rich'),
+      ValueError('rich'),
+    ):
+      self.assertIsNone(errors.missing_extra(error))
 
 
 if __name__ == '__main__':

@@ -1,0 +1,108 @@
+"""What an installation has and needs."""
+
+import importlib.util
+import pathlib
+import tomllib
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from tests.repository import import_graph
+
+_ROOT = import_graph.ROOT
+# By the name that is imported, where it isn't the distribution's.
+_NAMES = {'absl-py': 'absl', 'orbax-checkpoint': 'orbax'}
+# A dependency of jax, which goes with its version.
+_WITH_JAX = {'ml_dtypes'}
+
+
+def _load_setup():
+  spec = importlib.util.spec_from_file_location('setup', _ROOT / 'setup.py')
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
+
+
+def _installed(*extras):
+  """What pip installs, by the names that are imported."""
+  project = tomllib.loads((_ROOT / 'pyproject.toml').read_text())['project']
+  asked = list(project['dependencies'])
+  for extra in extras:
+    asked += project['optional-dependencies'][extra]
+  names = {requirement.partition('>=')[0] for requirement in asked}
+  return {_NAMES.get(name, name) for name in names} | _WITH_JAX
+
+
+def _needed(*modules):
+  """What modules and all that they import need from elsewhere."""
+  todo, seen = [pathlib.Path(module) for module in modules], set()
+  needed = set()
+  while todo:
+    path = todo.pop()
+    if path not in seen:
+      seen.add(path)
+      needed.update(import_graph.requirements(_ROOT, path))
+      todo += import_graph.files(_ROOT, path)
+  return needed
+
+
+class RequirementsTest(parameterized.TestCase):
+  @parameterized.named_parameters(
+    ('transforms', ['transforms/__init__.py', 'transforms/testing.py'], []),
+    (
+      'library',
+      [
+        'peftlib/__init__.py',
+        'peftlib/checkpoint.py',
+        'peftlib/generation.py',
+        'peftlib/initialization/__init__.py',
+        'peftlib/losses.py',
+        'peftlib/methods/__init__.py',
+        'peftlib/testing.py',
+      ],
+      [],
+    ),
+    ('hf', ['peftlib/hf/__init__.py'], ['hf']),
+    ('command_line', ['peftlib/__main__.py'], ['cli']),
+  )
+  def test_installation_has_what_is_imported(self, modules, extras):
+    self.assertEqual(_needed(*modules) - _installed(*extras), set())
+
+  def test_nothing_is_installed_for_nobody(self):
+    needed = _needed(
+      *(
+        path
+        for path in import_graph.python_files(_ROOT)
+        if path.parts[0] != 'tests'
+      )
+    )
+    # Chex is for the users' own assertions.
+    self.assertEqual(_installed('cli', 'hf') - needed, {'chex'})
+
+
+class WheelTest(parameterized.TestCase):
+  @parameterized.parameters(
+    ('from transforms import a\n', 'from peftlib.transforms import a\n'),
+    ('from transforms.a import b', 'from peftlib.transforms.a import b'),
+    ('import transforms\n', 'from peftlib import transforms\n'),
+    ('import transforms as t', 'from peftlib import transforms as t'),
+    (
+      'def f():\n  from transforms import a  # transforms\n',
+      'def f():\n  from peftlib.transforms import a  # transforms\n',
+    ),
+    ('"""\nfrom transforms import a\n"""', None),
+    ('from peftlib import transforms\nimport transformers\n', None),
+    ('from transformers import x\n', None),
+  )
+  def test_imports_by_the_long_name(self, source, expected):
+    self.assertEqual(_load_setup().with_long_names(source), expected or source)
+
+  def test_import_that_cannot_be_renamed(self):
+    with self.assertRaisesRegex(
+      ValueError, r'line 2: import transforms\.a: write `from transforms'
+    ):
+      _load_setup().with_long_names('\nimport transforms.a\n')
+
+
+if __name__ == '__main__':
+  absltest.main()
