@@ -26,6 +26,7 @@ _FREE_FIELDS = (
   'dtype',
   'weight_qtype',
   'tile_size',
+  'double_quantize',
   'weight_calibration_method',
 )
 _ARRAYS = 'arrays'
@@ -72,7 +73,10 @@ def leaves_of(state: nnx.State) -> dict[str, tuple[tuple[int, ...], str]]:
   """Shape and dtype of each leaf, by its path."""
   return {
     name: (tuple(leaf.shape), str(leaf.dtype))
-    for name, leaf in _named_leaves(state).items()
+    for name, leaf in (
+      (name, _key_data(leaf) if _is_key(leaf) else leaf)
+      for name, leaf in _named(state).items()
+    )
   }
 
 
@@ -144,7 +148,8 @@ def save_adapter(
 
   Args:
     directory: Where to; its parents are made.
-    trainable: The State to save.
+    trainable: The State to save. It may as well be a whole one, its base
+      quantized: what comes back is the same bit for bit.
     manifest: From `make_manifest` on the same State.
     overwrite: Whether an adapter that is there already is replaced.
 
@@ -409,11 +414,19 @@ def _named(tree: Any) -> dict[str, Any]:
 
 
 def _named_leaves(tree: Any) -> dict[str, Any]:
-  """Plain arrays by path; typed keys as their data."""
-  return {
-    name: _key_data(leaf) if _is_key(leaf) else leaf
-    for name, leaf in _named(tree).items()
-  }
+  """Arrays that can be stored, by path; typed keys as their data."""
+  return {name: _storable(leaf) for name, leaf in _named(tree).items()}
+
+
+def _storable(leaf: Any) -> Any:
+  if _is_key(leaf):
+    return _key_data(leaf)
+  if leaf.dtype != jnp.uint4:
+    return leaf
+  # Tensorstore has no uint4 (the levels of nf4), but int4.
+  if isinstance(leaf, jax.ShapeDtypeStruct):
+    return leaf.update(dtype=jnp.int4)
+  return jax.lax.bitcast_convert_type(leaf, jnp.int4)
 
 
 def _key_data(key: Any) -> Any:
@@ -441,6 +454,8 @@ def _from_named_leaves(values: Mapping[str, Any], like: Any) -> Any:
       value = jnp.asarray(np.asarray(value))
     if _is_key(leaf):
       value = jax.random.wrap_key_data(value, impl=_key_impl(leaf))
+    elif leaf.dtype == jnp.uint4:
+      value = jax.lax.bitcast_convert_type(value, jnp.uint4)
     leaves.append(value)
   return jax.tree.unflatten(jax.tree.structure(like), leaves)
 

@@ -46,6 +46,8 @@ class LoraConfig:
       `quantize_base` stores it in: 'nf4', 'int8', 'int4' or 'fp8' (e4m3).
     tile_size: Number of neighbours on the contracted axis that share a scale;
       None is one scale per output channel. Divides the contracted width.
+    double_quantize: Whether the scales are quantized too: to int8, in blocks
+      of at most 256 (QLoRA's double quantization).
     weight_calibration_method: How scales are found; see
       `qwix.QuantizationRule`.
     lora_a_initializer: Initializer of `a`, called with (key, shape, dtype).
@@ -68,6 +70,7 @@ class LoraConfig:
   dropout: float = 0.0
   weight_qtype: str | None = None
   tile_size: int | None = None
+  double_quantize: bool = False
   weight_calibration_method: str = 'absmax'
   lora_a_initializer: jax.nn.initializers.Initializer = _HE_UNIFORM
   lora_b_initializer: jax.nn.initializers.Initializer = initializers.zeros
@@ -127,6 +130,7 @@ class LoraConfig:
         self.method,
         weight_qtype=self.weight_qtype,
         tile_size=self.tile_size,
+        double_quantize=self.double_quantize,
         weight_calibration_method=self.weight_calibration_method,
       ),
     )
@@ -165,6 +169,8 @@ class Rule:
       `quantize_base` stores it in: 'nf4', 'int8', 'int4' or 'fp8' (e4m3).
     tile_size: Number of neighbours on the contracted axis that share a scale;
       None is one scale per output channel. Divides the contracted width.
+    double_quantize: Whether the scales are quantized too: to int8, in blocks
+      of at most 256 (QLoRA's double quantization).
     weight_calibration_method: How scales are found; see
       `qwix.QuantizationRule`.
 
@@ -179,6 +185,7 @@ class Rule:
   layers: tuple[int, ...] | None = None
   weight_qtype: str | None = None
   tile_size: int | None = None
+  double_quantize: bool = False
   weight_calibration_method: str = 'absmax'
 
   def __post_init__(self) -> None:
@@ -342,4 +349,11 @@ def _check_quantization(config: Any) -> None:
     'tile_size',
     config.tile_size is None or config.weight_qtype is not None,
     'None where weight_qtype is None: there is nothing to tile',
+  )
+  _check(
+    config,
+    'double_quantize',
+    isinstance(config.double_quantize, bool)
+    and (config.weight_qtype is not None or not config.double_quantize),
+    'a bool, and False where weight_qtype is None',
   )

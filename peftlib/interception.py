@@ -8,6 +8,7 @@ casts, transposes and reshapes, never by shape or name.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+import dataclasses
 import functools
 import sys
 import threading
@@ -63,9 +64,17 @@ _MORE_OPS = (
 )
 
 
+_PARTS = ('qvalue', 'scale', 'zero_point')
+# Where the arrays of a quantized weight are, its scales' own included.
 _PARTS_OF_QUANTIZED = tuple(
-  ('array', part) for part in ('qvalue', 'scale', 'zero_point')
+  ('array', *part)
+  for part in (
+    *((name,) for name in _PARTS),
+    *(('scale', name) for name in _PARTS),
+  )
 )
+# QLoRA's; blocks are shorter where it doesn't divide the number of scales.
+SCALE_BLOCK = 256
 
 
 class Recording(NamedTuple):
@@ -178,9 +187,49 @@ def how_to_quantize(
   )
 
 
-def quantize(array: jax.Array, how: _qwix_qarray.HowToQuantize) -> qwix.QArray:
-  """Quantizes one layer's weight."""
-  return _qwix_qarray.quantize(array, how)
+def quantize(
+  array: jax.Array, how: _qwix_qarray.HowToQuantize, double: bool = False
+) -> qwix.QArray:
+  """Quantizes one layer's weight; `double`: its scales too, to 8 bits."""
+  out: qwix.QArray = _qwix_qarray.quantize(array, how)
+  if not double:
+    return out
+  scale = out.scale
+  # The first of the longest axes, in blocks that divide it.
+  axis = max(range(scale.ndim), key=lambda i: (scale.shape[i], -i))
+  block = max(
+    n for n in range(1, SCALE_BLOCK + 1) if scale.shape[axis] % n == 0
+  )
+  return dataclasses.replace(
+    out,
+    scale=_qwix_qarray.quantize(
+      scale,
+      _qwix_qarray.HowToQuantize(
+        qtype=jnp.int8,
+        channelwise_axes=tuple(i for i in range(scale.ndim) if i != axis),
+        tiled_axes={axis: block},
+        # All are positive: symmetric, half of the levels would be idle.
+        calibration_method='minmax',
+      ),
+    ),
+  )
+
+
+def paths_of_parts(path: tuple[str, ...]) -> set[tuple[str, ...]]:
+  """The paths of the arrays that a quantized weight at `path` may have."""
+  return {(*path, *part) for part in _PARTS_OF_QUANTIZED}
+
+
+def is_double(array: qwix.QArray) -> bool:
+  """Whether the scales of a quantized weight are quantized too."""
+  return isinstance(array.scale, qwix.QArray)
+
+
+def dequantize(array: qwix.QArray) -> jax.Array:
+  """What a quantized weight stands for."""
+  if is_double(array):
+    array = dataclasses.replace(array, scale=qwix.dequantize(array.scale))
+  return qwix.dequantize(array)
 
 
 def stored(weight: Any) -> Any:
@@ -196,7 +245,7 @@ def stored(weight: Any) -> Any:
 
 def dense(stored: Any) -> jax.Array:
   """What `stored` gives, in floating point."""
-  return qwix.dequantize(stored) if _is_quantized(stored) else stored
+  return dequantize(stored) if _is_quantized(stored) else stored
 
 
 def is_quantized(model: nnx.Module) -> bool:
@@ -229,8 +278,9 @@ def _module_and_name(
 ) -> tuple[tuple[Any, ...], str]:
   """The path of a variable's module and the name that it has there."""
   parts = tuple(map(str, path))
-  if parts[-2:] in _PARTS_OF_QUANTIZED:
-    parts = parts[:-2]
+  for length in (2, 3):
+    if parts[-length:] in _PARTS_OF_QUANTIZED:
+      parts = parts[:-length]
   end = next(n for n in range(len(parts) - 1, -1, -1) if parts[:n] in modules)
   return modules[parts[:end]], '/'.join(parts[end:])
 
@@ -789,7 +839,7 @@ def _raw_weights(module: nnx.Module) -> Iterator[tuple[str, Any]]:
 def _dense(weight: Any, like: Any) -> Any:
   """The weight in floating point; a quantized one in the dtype of `like`."""
   if _is_quantized(weight):
-    return qwix.dequantize(_qarray(weight)).astype(jnp.result_type(like))
+    return dequantize(_qarray(weight)).astype(jnp.result_type(like))
   return weight
 
 

@@ -78,10 +78,9 @@ def merge_adapters(
     node = weight_ops.get_weight(module, name)
     new = _merged(module, node, slots, dtype, requantize)
     weight_ops.set_weight(module, name, new)
-    own = (*paths[id(module)], *name.split('/'))
+    own = (*map(str, paths[id(module)]), *name.split('/'))
     if isinstance(new, interception.QuantizedWeight):
-      parts = ('qvalue', 'scale', 'zero_point')
-      replaced |= {(*own, 'array', part) for part in parts}
+      replaced |= interception.paths_of_parts(own)
     else:
       replaced.add(own)
   for module, slot in slots_lib.of_model(model):
@@ -211,6 +210,7 @@ def _merged(
     shape[:axis] + shape[axis + len(axes) :],
     None if dtype is None else jnp.dtype(dtype),
     node.how if requantize_it else None,
+    requantize_it and interception.is_double(node.array),
   )
   stored = interception.stored(node)
   if isinstance(variable.get_raw_value(), jax.ShapeDtypeStruct):
@@ -244,6 +244,7 @@ def _merger(
   shape: tuple[int, ...],
   dtype: Any,
   how: Any,
+  double: bool,
 ) -> Any:
   """A compiled function of stored weight and adapters' values.
 
@@ -254,6 +255,7 @@ def _merger(
     shape: One layer's shape of the variable.
     dtype: Dtype of the result; None is the weight's.
     how: How the result is quantized; None leaves it in floating point.
+    double: Whether its scales are quantized too.
   """
   op = slots[0].op
 
@@ -273,7 +275,7 @@ def _merger(
       matrix = after
     out = op.to_variable(op.from_matrix(matrix), shape)
     out = out.astype(weight.dtype if dtype is None else dtype)
-    return out if how is None else interception.quantize(out, how)
+    return out if how is None else interception.quantize(out, how, double)
 
   run = of_layer
   for _ in range(stacked):

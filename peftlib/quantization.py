@@ -48,8 +48,8 @@ def quantize_base(
   Args:
     graphdef: Graph definition of the model.
     state: Its whole state.
-    config: Of each weight's first rule, `weight_qtype`, `tile_size` and
-      `weight_calibration_method` are used.
+    config: Of each weight's first rule, `weight_qtype`, `tile_size`,
+      `double_quantize` and `weight_calibration_method` are used.
     *inputs: Inputs of the model's `__call__`; only shapes and dtypes matter.
     **named_inputs: Further inputs by name.
 
@@ -85,7 +85,7 @@ def quantize_base(
       tile_size=rule.tile_size,
       calibration_method=rule.weight_calibration_method,
     )
-    quantize = _quantizer(how, len(axes), axis)
+    quantize = _quantizer(how, rule.double_quantize, len(axes), axis)
     value = weight.get_raw_value()
     if isinstance(value, jax.ShapeDtypeStruct):
       array = jax.eval_shape(quantize, value)
@@ -141,7 +141,7 @@ def dequantize_base(
 
 
 def _dequantized(array: qwix.QArray, dtype: Any) -> jax.Array:
-  value = qwix.dequantize(array)
+  value = interception.dequantize(array)
   return value if dtype is None else value.astype(dtype)
 
 
@@ -186,9 +186,11 @@ def _choose(
 
 # Cached, since weights of equal shape are many and a compilation is slow.
 @functools.lru_cache(maxsize=256)
-def _quantizer(how: Any, stacked: int, axis: int) -> Callable[[Any], Any]:
+def _quantizer(
+  how: Any, double: bool, stacked: int, axis: int
+) -> Callable[[Any], Any]:
   """A compiled function that quantizes a stack of layers."""
-  quantize = functools.partial(interception.quantize, how=how)
+  quantize = functools.partial(interception.quantize, how=how, double=double)
   return jax.jit(_over_layers(quantize, stacked, axis))
 
 

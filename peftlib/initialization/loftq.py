@@ -107,7 +107,8 @@ def initialize_loftq(
     target = modules[path]
     node = weight_ops.get_weight(target, slot.op.name)
     value = weight_ops.get_weight(module, slot.op.name).get_raw_value()
-    start = _LoftQ(slot.method, node.how, iterations)
+    double = interception.is_double(node.array)
+    start = _LoftQ(slot.method, node.how, double, iterations)
     out = _common.run_on_layers(start, slot, {'value': value})
     parts = jax.tree.map(
       lambda old, new, slot=slot: old.replace(
@@ -120,10 +121,8 @@ def initialize_loftq(
     weight_ops.set_weight(
       target, slot.op.name, interception.QuantizedWeight(parts, node.how)
     )
-    replaced |= {
-      (*_common.path_of(path, slot), 'array', part)
-      for part in ('qvalue', 'scale', 'zero_point')
-    }
+    own = _common.path_of(path, slot)
+    replaced |= interception.paths_of_parts(own)
     replaced |= _common.set_variables(target, path, slot, out)
   return injection.split_onto(quantized, new_state, replaced)
 
@@ -133,6 +132,7 @@ class _LoftQ(NamedTuple):
 
   method: lora.Lora
   how: Any
+  double: bool
   iterations: int
 
   def __call__(self, op: weight_ops.WeightOp, key: Any, v: Any) -> Any:
@@ -147,7 +147,9 @@ class _LoftQ(NamedTuple):
       )
 
     for _ in range(self.iterations):
-      array = interception.quantize(left.astype(v['value'].dtype), self.how)
+      array = interception.quantize(
+        left.astype(v['value'].dtype), self.how, self.double
+      )
       error = value - interception.dense(array).astype(jnp.float32)
       a, b = _common.batched(factors_of, op)(op.to_matrix(error))
       update = self.method.scale * jnp.matmul(a, b, precision='highest')

@@ -70,6 +70,38 @@ class AdapterTest(parameterized.TestCase):
       for leaf in jax.tree.leaves(got):
         self.assertIsInstance(leaf, jax.Array)
 
+  @parameterized.product(
+    qtype=('nf4', 'int4', 'int8', 'fp8'), double=(False, True)
+  )
+  def test_quantized_base_comes_back_bit_for_bit(self, qtype, double):
+    config = dataclasses.replace(
+      CONFIG, weight_qtype=qtype, tile_size=4, double_quantize=double
+    )
+    _, state = peftlib.quantize_base(
+      *nnx.split(toy_models.LaxScan(nnx.Rngs(0))), config, toy_models.inputs()
+    )
+    manifest = checkpoint.make_manifest(state, config, 'base-1')
+    checkpoint.save_adapter(self.directory, state, manifest)
+    got = checkpoint.restore_adapter(
+      self.directory, jax.eval_shape(lambda: state), manifest
+    )
+    chex.assert_trees_all_equal_shapes_and_dtypes(got, state)
+    for new, old in zip(jax.tree.leaves(got), jax.tree.leaves(state)):
+      self.assertEqual(np.asarray(new).tobytes(), np.asarray(old).tobytes())
+    # The levels of nf4 are not those of int4, though stored alike.
+    if qtype in ('nf4', 'int4'):
+      other = {'nf4': 'int4', 'int4': 'nf4'}[qtype]
+      config = dataclasses.replace(config, weight_qtype=other)
+      _, like = peftlib.quantize_base(
+        *nnx.split(toy_models.LaxScan(nnx.Rngs(0))),
+        config,
+        toy_models.inputs(),
+      )
+      with self.assertRaisesRegex(ValueError, 'up/kernel/array/qvalue: saved'):
+        checkpoint.restore_adapter(
+          self.directory, like, checkpoint.make_manifest(like, config, 'base-1')
+        )
+
   def test_manifest(self):
     self._save()
     manifest = checkpoint.read_manifest(self.directory)

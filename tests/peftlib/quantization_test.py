@@ -204,6 +204,67 @@ class QuantizeBaseTest(parameterized.TestCase):
       sizes, {'qvalue': 256 * 128 // 2, 'scale': 256 // 64 * 128 * 4}
     )
 
+  @parameterized.parameters(
+    # 96 scales in blocks of 96; 512 in blocks of 256, QLoRA's.
+    (96, 64, 1),
+    (512, 64, 2),
+  )
+  def test_scales_are_quantized_too(self, columns, tile, blocks):
+    model = nnx.Linear(128, columns, use_bias=False, rngs=nnx.Rngs(0))
+    base = nnx.split(model)
+    quantize = lambda double: peftlib.quantize_base(
+      *base,
+      peftlib.LoraConfig(
+        weight_qtype='nf4', tile_size=tile, double_quantize=double
+      ),
+      jnp.ones((1, 128)),
+    )
+    plain, double = quantize(False), quantize(True)
+    array = double[1]['kernel']['array']
+    self.assertEqual(
+      {
+        name: (variable.shape, str(variable.dtype))
+        for name, variable in array['scale'].items()
+      },
+      {
+        'qvalue': ((128 // tile, columns), 'int8'),
+        'scale': ((128 // tile, blocks), 'float32'),
+        'zero_point': ((128 // tile, blocks), 'int8'),
+      },
+    )
+    chex.assert_trees_all_equal(
+      array['qvalue'], plain[1]['kernel']['array']['qvalue']
+    )
+    # Half of a step of 255 in the range of each block.
+    scale = np.asarray(plain[1]['kernel']['array']['scale'].get_value())
+    rows = scale.reshape(-1, columns // blocks)
+    step = (rows.max(1) - np.minimum(rows.min(1), 0)).max() / 255
+    error = lambda split: np.asarray(
+      peftlib.dequantize_base(*split)[1]['kernel'].get_value()
+    )
+    self.assertLessEqual(np.abs(error(plain) - error(double)).max(), step)
+    x = jax.random.normal(KEY, (3, 128))
+    chex.assert_trees_all_close(
+      nnx.merge(*double)(x), x @ error(double), atol=1e-5
+    )
+
+  def test_double_in_a_stack_is_that_of_each_layer(self):
+    graphdef, state = nnx.split(toy_models.LaxScan(nnx.Rngs(0)))
+    config = _config('nf4', 4, double_quantize=True)
+    x = toy_models.inputs()
+    _, stacked = peftlib.quantize_base(graphdef, state, config, x)
+    scale = stacked['layers']['up']['kernel']['array']['scale']
+    self.assertEqual(scale['scale'].shape, (3, 2, 1))
+    plain = peftlib.quantize_base(graphdef, state, _config('nf4', 4), x)[1]
+    whole = np.asarray(
+      plain['layers']['up']['kernel']['array']['scale'].get_value()
+    )
+    back = (
+      np.asarray(scale['qvalue'].get_value(), np.float32)
+      - np.asarray(scale['zero_point'].get_value(), np.float32)
+    ) * np.asarray(scale['scale'].get_value())
+    np.testing.assert_allclose(back, whole, atol=whole.max() / 255)
+
   def test_metadata_follows_the_weight(self):
     mesh = jax.make_mesh(
       (1, 1), ('data', 'model'), axis_types=(jax.sharding.AxisType.Auto,) * 2
@@ -243,6 +304,10 @@ class QuantizeBaseTest(parameterized.TestCase):
       r' layers/up.kernel \(8\), layers/down.kernel \(16\)\.',
     ):
       peftlib.quantize_base(graphdef, state, _config('nf4', 6), x)
+    with self.assertRaisesRegex(
+      ValueError, 'LoraConfig.double_quantize=True: must be a bool, and False'
+    ):
+      _config(None, double_quantize=True)
     with self.assertRaisesRegex(ValueError, 'LoraConfig.weight_qtype is None'):
       peftlib.quantize_base(graphdef, state, _config(None), x)
     once = peftlib.quantize_base(graphdef, state, _config('int8'), x)
