@@ -11,7 +11,7 @@ def _bytes(tree):
   return sum(x.nbytes for x in jax.tree.leaves(tree))
 
 
-class DpoTest(harness.LoopTestCase):
+class DpoTest(harness.LeakCheckedTestCase):
   loop = dpo
 
   def test_starts_at_the_reference(self):

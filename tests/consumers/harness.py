@@ -26,9 +26,20 @@ class LoopTestCase(parameterized.TestCase):
   @functools.cache
   def result(cls) -> dict[str, Any]:
     """What the whole loop returns, run once for all tests of the class."""
-    return cls.loop.run()
+    return cls.run_loop()
 
-  @parameterized.parameters(*CHECKS)
-  def test_under(self, check):
-    with CHECKS[check]():
-      self.loop.run(steps=2)
+  @classmethod
+  def run_loop(cls, **arguments: Any) -> dict[str, Any]:
+    return cls.loop.run(**arguments)
+
+  def test_no_nan(self):
+    with CHECKS['nans']():
+      self.run_loop(steps=2)
+
+
+class LeakCheckedTestCase(LoopTestCase):
+  """As `LoopTestCase`, and no tracer outlives its trace."""
+
+  def test_no_leak(self):
+    with CHECKS['leaks']():
+      self.run_loop(steps=2)
