@@ -2,6 +2,8 @@
 
 import importlib.util
 import pathlib
+import subprocess
+import sys
 import tomllib
 
 from absl.testing import absltest
@@ -96,6 +98,52 @@ class WheelTest(parameterized.TestCase):
   )
   def test_imports_by_the_long_name(self, source, expected):
     self.assertEqual(_load_setup().with_long_names(source), expected or source)
+
+  def test_moved_modules_are_the_same_by_both_names(self):
+    root = pathlib.Path(self.create_tempdir().full_path)
+    for path, text in {
+      'peftlib/__init__.py': '',
+      'peftlib/transforms.py': 'alias of the checkout',
+      'peftlib/user.py': 'from transforms import a\n',
+      'transforms/__init__.py': (
+        'from transforms import a\nfrom transforms import b as lib\nb = lib.b\n'
+      ),
+      'transforms/a.py': 'class A: pass\n',
+      'transforms/b.py': 'from transforms import a\ndef b(): pass\n',
+      'transforms/c.py': '',
+    }.items():
+      (root / path).parent.mkdir(exist_ok=True)
+      (root / path).write_text(text)
+    _load_setup().move_transforms(root)
+    for first in ('transforms.a', 'peftlib.user', 'transforms.c'):
+      script = (
+        f'import {first}, transforms, peftlib.user, transforms.b\n'
+        'from transforms import a, b, c\n'
+        'import peftlib.transforms.c\n'
+        'assert transforms is peftlib.transforms\n'
+        'assert a is peftlib.transforms.a is peftlib.user.a\n'
+        'assert c is peftlib.transforms.c\n'
+        'assert b is peftlib.transforms.b and b.__name__ == "b"\n'
+        'print(a.A.__module__, b.__module__)\n'
+      )
+      with self.subTest(first):
+        result = subprocess.run(
+          [sys.executable, '-P', '-S', '-c', script],
+          env={'PYTHONPATH': str(root)},
+          capture_output=True,
+          text=True,
+        )
+        self.assertEqual(
+          (result.stdout, result.stderr),
+          ('peftlib.transforms.a peftlib.transforms.b\n', ''),
+        )
+    self.assertEqual(
+      (root / 'transforms' / '__init__.pyi').read_text(),
+      'from peftlib.transforms import a as a\n'
+      'from peftlib.transforms import b as b\n'
+      'from peftlib.transforms import c as c\n'
+      'from peftlib.transforms import *\n',
+    )
 
   def test_import_that_cannot_be_renamed(self):
     with self.assertRaisesRegex(
