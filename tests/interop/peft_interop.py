@@ -1,21 +1,22 @@
 """The side of HF peft in `make interop-test`; runs in its own venv.
 
-usage: python tests/interop/peft_interop.py train OUT [CASE ...]
+usage: python tests/interop/peft_interop.py train OUT [REGEX]
        python tests/interop/peft_interop.py load FOLDER
 
-`train` writes tiny base models to OUT/bases/<kind>, trains an adapter of each
-case for some steps, and writes OUT/cases/<case>/: the directory that peft
-saves, golden.safetensors (`input_ids`, `base_logits`, `logits`), and
-golden.json with the `base` and the number of `trainable` parameters; or
-error.txt, if peft can't.
+`train` writes tiny base models to OUT/bases/<kind>, each with
+OUT/bases/<kind>.safetensors (`inputs`, `logits`). It trains an adapter of each
+case (that REGEX matches) for some steps, and writes OUT/cases/<case>/: the directory that peft
+saves, golden.safetensors (`base_logits`, `logits`), and golden.json with the
+`base` and the number of `trainable` parameters; or error.txt, if peft can't.
 
-`load` reads each directory of FOLDER that we have written, as peft does,
-onto the base that its golden.json names, and writes logits.safetensors into
-it, or error.txt.
+`load` reads each adapter in FOLDER/ours, as peft does, onto the base that its
+golden.json names, and each model directory in FOLDER/merged, and writes
+logits.safetensors into it, or error.txt.
 """
 
 import json
 import pathlib
+import re
 import sys
 import traceback
 from typing import Any
@@ -37,8 +38,25 @@ _KINDS: dict[str, dict[str, Any]] = {
   'tied': {'tie_word_embeddings': True},
   'biases': {'attention_bias': True, 'mlp_bias': True},
 }
+_IMAGES = torch.randn(4, 3, 7, 9, generator=torch.Generator().manual_seed(0))
 _ATTENTION = ['q_proj', 'k_proj', 'v_proj', 'o_proj']
 _ALL = [*_ATTENTION, 'gate_proj', 'up_proj', 'down_proj']
+
+
+_EXPERTS = transformers.Qwen3MoeConfig(
+  vocab_size=128,
+  hidden_size=32,
+  intermediate_size=64,
+  moe_intermediate_size=48,
+  num_hidden_layers=2,
+  num_attention_heads=4,
+  num_key_value_heads=2,
+  head_dim=8,
+  num_experts=4,
+  num_experts_per_tok=2,
+  decoder_sparse_step=1,
+  max_position_embeddings=64,
+)
 
 
 def _lora(**fields: Any) -> peft.PeftConfig:
@@ -307,18 +325,81 @@ CASES: dict[str, Any] = {
   'ln_tuning, modules_to_save': _of(
     peft.LNTuningConfig, target_modules=['norm'], modules_to_save=['lm_head']
   ),
+  'lora, convolutions': lambda: _lora(
+    target_modules=['wide', 'deep', 'head'], task_type=None
+  ),
+  'rslora, convolutions': lambda: _lora(
+    target_modules=['wide', 'deep'], use_rslora=True, task_type=None
+  ),
+  'dora, convolutions': lambda: _lora(
+    target_modules=['wide', 'deep'], use_dora=True, task_type=None
+  ),
+  'lora, convolutions and modules_to_save': lambda: _lora(
+    target_modules=['wide'], modules_to_save=['deep', 'head'], task_type=None
+  ),
+  'loha, convolutions': _of(
+    peft.LoHaConfig, r=4, alpha=8, target_modules=['wide'], task_type=None
+  ),
+  'lokr, convolutions': _of(
+    peft.LoKrConfig, r=4, alpha=8, target_modules=['wide'], task_type=None
+  ),
+  'ia3, convolutions': _of(
+    peft.IA3Config,
+    target_modules=['wide', 'deep'],
+    feedforward_modules=['deep'],
+    task_type=None,
+  ),
+  'oft, convolutions': _of(
+    peft.OFTConfig, oft_block_size=4, target_modules=['deep'], task_type=None
+  ),
+  'lora, experts': lambda: _lora(
+    target_modules=_ATTENTION,
+    target_parameters=['mlp.experts.gate_up_proj', 'mlp.experts.down_proj'],
+  ),
   'boft': _of(peft.BOFTConfig, boft_block_size=4),
 }
+
+
+class Images(torch.nn.Module):
+  """Convolutions; its other half is in images.py."""
+
+  def __init__(self):
+    super().__init__()
+    self.wide = torch.nn.Conv2d(3, 8, (3, 2))
+    self.deep = torch.nn.Conv2d(8, 6, (2, 3), stride=2, bias=False)
+    self.head = torch.nn.Linear(6, 10)
+
+  def forward(self, images: torch.Tensor) -> torch.Tensor:
+    x = torch.relu(self.deep(torch.relu(self.wide(images))))
+    return self.head(x.mean((2, 3)))
 
 
 def _kind(case: str) -> str:
   if 'tied' in case:
     return 'tied'
+  if 'convolutions' in case:
+    return 'images'
+  if 'experts' in case:
+    return 'experts'
   return 'biases' if 'biases' in case else 'plain'
 
 
-def _base(kind: str) -> transformers.LlamaForCausalLM:
+def _base(kind: str) -> torch.nn.Module:
   torch.manual_seed(0)
+  if kind == 'images':
+    return Images().float().eval()
+  if kind == 'experts':
+    model = transformers.Qwen3MoeForCausalLM(_EXPERTS).float().eval()
+  else:
+    model = _llama(kind)
+  with torch.no_grad():
+    for name, parameter in model.named_parameters():
+      if parameter.ndim > 1 or name.endswith('.bias'):
+        parameter.normal_(0, 0.08)
+  return model
+
+
+def _llama(kind: str) -> torch.nn.Module:
   config = transformers.LlamaConfig(
     **{
       'vocab_size': 128,
@@ -332,22 +413,41 @@ def _base(kind: str) -> transformers.LlamaForCausalLM:
       **_KINDS[kind],
     }
   )
-  model = transformers.LlamaForCausalLM(config).float().eval()
-  with torch.no_grad():
-    for name, parameter in model.named_parameters():
-      if parameter.ndim > 1 or name.endswith('.bias'):
-        parameter.normal_(0, 0.08)
-  return model
+  return transformers.LlamaForCausalLM(config).float().eval()
 
 
-def _logits(model: Any) -> torch.Tensor:
+def _logits(model: Any, kind: str) -> torch.Tensor:
   with torch.no_grad():
+    if kind == 'images':
+      return model(_IMAGES)
     return model(input_ids=_IDS).logits[:, -_IDS.shape[1] :].clone()
 
 
+def _loss(model: Any, kind: str) -> torch.Tensor:
+  if kind == 'images':
+    logits = model(_IMAGES)
+    return torch.nn.functional.cross_entropy(logits, torch.arange(len(logits)))
+  return model(input_ids=_IDS, labels=_IDS).loss
+
+
+def _save_base(kind: str, folder: pathlib.Path) -> None:
+  model = _base(kind)
+  folder.mkdir(parents=True)
+  if kind == 'images':
+    save_file(model.state_dict(), folder / 'model.safetensors')
+  else:
+    model.save_pretrained(folder)
+  inputs = _IMAGES if kind == 'images' else _IDS
+  save_file(
+    {'inputs': inputs, 'logits': _logits(model, kind).contiguous()},
+    folder.with_suffix('.safetensors'),
+  )
+
+
 def _train(case: str, folder: pathlib.Path) -> None:
-  model = _base(_kind(case))
-  base_logits = _logits(model)
+  kind = _kind(case)
+  model = _base(kind)
+  base_logits = _logits(model, kind)
   torch.manual_seed(1)
   model = peft.get_peft_model(model, CASES[case]()).eval()
   # No dropout, so that both sides compute the same.
@@ -355,7 +455,7 @@ def _train(case: str, folder: pathlib.Path) -> None:
     [p for p in model.parameters() if p.requires_grad], lr=0.5
   )
   for _ in range(4):
-    model(input_ids=_IDS, labels=_IDS).loss.backward()
+    _loss(model, kind).backward()
     optimizer.step()
     optimizer.zero_grad()
   if 'bfloat16' in case:
@@ -363,18 +463,21 @@ def _train(case: str, folder: pathlib.Path) -> None:
   model.save_pretrained(folder)
   model = model.float()
   # A case that peft itself does not read back would show nothing.
-  again = peft.PeftModel.from_pretrained(_base(_kind(case)), folder).eval()
-  logits = _logits(again)
-  difference = (logits - _logits(model)).abs().max().item()
+  again = peft.PeftModel.from_pretrained(_base(kind), folder).eval()
+  logits = _logits(again, kind)
+  difference = (logits - _logits(model, kind)).abs().max().item()
   save_file(
-    {'input_ids': _IDS, 'base_logits': base_logits, 'logits': logits},
+    {
+      'base_logits': base_logits.contiguous(),
+      'logits': logits.contiguous(),
+    },
     folder / 'golden.safetensors',
   )
   trainable, _ = model.get_nb_trainable_parameters()
   (folder / 'golden.json').write_text(
     json.dumps(
       {
-        'base': _kind(case),
+        'base': kind,
         'trainable': trainable,
         'reload_difference': difference,
       }
@@ -382,13 +485,19 @@ def _train(case: str, folder: pathlib.Path) -> None:
   )
 
 
-def _load(folder: pathlib.Path, bases: pathlib.Path) -> None:
+def _load(folder: pathlib.Path) -> None:
   kind = json.loads((folder / 'golden.json').read_text())['base']
-  model = transformers.LlamaForCausalLM.from_pretrained(
-    bases / kind, dtype=torch.float32
+  model = peft.PeftModel.from_pretrained(_base(kind), folder).eval()
+  logits = _logits(model, kind).contiguous()
+  save_file({'logits': logits}, folder / 'logits.safetensors')
+
+
+def _load_merged(folder: pathlib.Path) -> None:
+  model = transformers.AutoModelForCausalLM.from_pretrained(
+    folder, dtype=torch.float32
   )
-  model = peft.PeftModel.from_pretrained(model, folder).eval()
-  save_file({'logits': _logits(model)}, folder / 'logits.safetensors')
+  logits = _logits(model.eval(), 'plain').contiguous()
+  save_file({'logits': logits}, folder / 'logits.safetensors')
 
 
 def _noting_errors(function: Any, folder: pathlib.Path, *arguments: Any):
@@ -406,14 +515,15 @@ def main() -> None:
   command, folder, *chosen = sys.argv[1:]
   out = pathlib.Path(folder)
   if command == 'train':
-    for kind in _KINDS:
-      _base(kind).save_pretrained(out / 'bases' / kind)
-    for case in chosen or CASES:
+    for kind in (*_KINDS, 'images', 'experts'):
+      _save_base(kind, out / 'bases' / kind)
+    for case in filter(re.compile(*chosen or ('',)).search, CASES):
       own = out / 'cases' / case
       _noting_errors(_train, own, case, own)
   else:
-    for own in sorted((out / 'ours').iterdir()):
-      _noting_errors(_load, own, own, out / 'bases')
+    for name, load in (('ours', _load), ('merged', _load_merged)):
+      for own in sorted((out / name).glob('*')):
+        _noting_errors(load, own, own)
 
 
 if __name__ == '__main__':
