@@ -58,7 +58,12 @@ def peft_test(
       optimized: Whether XLA optimizes what it compiles. Most programs of the
         tests take longer to optimize than to run.
     """
-    env = {"JAX_PLATFORMS": "cpu"}
+
+    # As tests/conftest.py does.
+    env = {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+    }
     if not optimized:
         env["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
     native.py_test(

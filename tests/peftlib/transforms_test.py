@@ -22,7 +22,7 @@ class TransformsTest(absltest.TestCase):
     self.assertIs(sys.modules['peftlib.transforms'], transforms)
 
   def test_has_the_same_modules(self):
-    for name in ('filtering', 'scan_axis', 'testing', '_leaves'):
+    for name in ('filtering', 'scan_axis', '_leaves'):
       self.assertIs(
         importlib.import_module(f'peftlib.transforms.{name}'),
         importlib.import_module(f'transforms.{name}'),

@@ -21,8 +21,14 @@ _HEADER = '"""Written by `make bazel-files`; do not edit."""\n'
 _PUBLIC = {'checkpoint', 'generation', 'losses', 'testing', 'transforms'}
 _COMMAND_LINE = {'cli', 'demo'}
 
-# Processes that share the cases of a test file, where one would take minutes.
-_SHARDS = {}
+# Processes that share the cases of a test file, where one took more than 100
+# seconds on two cores with ten processes more than they have room for.
+_SHARDS = {
+  'tests/peftlib/generation_test.py': 4,
+  'tests/peftlib/injection_test.py': 2,
+  'tests/peftlib/stacking_test.py': 3,
+  'tests/peftlib/training_test.py': 3,
+}
 
 # Read by their path, not imported: a test that mentions them has them as data.
 _DATA = {'golden': '//tests/golden', 'README.md': '//:README.md'}

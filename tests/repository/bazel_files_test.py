@@ -193,6 +193,15 @@ class BazelFilesTest(absltest.TestCase):
       with self.subTest(path.name):
         self.assertCountEqual(targets[path.stem]['deps'], expected)
 
+  def test_what_is_sharded_is_there(self):
+    for name, count in bazel_files._SHARDS.items():
+      path = _ROOT / name
+      with self.subTest(name):
+        target = _targets(path.parent / 'BUILD')[path.stem]
+        self.assertEqual(target['shard_count'], count)
+        # A shard without a case is a process for nothing.
+        self.assertGreaterEqual(path.read_text().count('  def test'), count)
+
   def test_what_conftest_optimizes_is_optimized(self):
     found = {
       path.parent / f'{name}.py'
