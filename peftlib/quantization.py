@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 from flax import nnx
 import jax
@@ -66,18 +66,75 @@ def quantize_base(
     Dettmers et al., QLoRA, 2023 (nf4); the numerics are qwix's.
   """
   _checks.check_split('peftlib.quantize_base', graphdef, state)
+  model = nnx.merge(graphdef, state, copy=True)
+  modules = dict(nnx.iter_modules(model))
+  for part in _plan(model, config, inputs, named_inputs):
+    module = modules[part.op.path]
+    weight = weight_ops.get_weight(module, part.op.name)
+    value = weight.get_raw_value()
+    if isinstance(value, jax.ShapeDtypeStruct):
+      array = jax.eval_shape(part.quantize, value)
+    else:
+      array = part.quantize(value)
+    wrap = functools.partial(_like, weight)
+    weight_ops.set_weight(
+      module,
+      part.op.name,
+      interception.QuantizedWeight(jax.tree.map(wrap, array), part.how),
+    )
+  return injection.split_onto(interception.wrapped(model), state)
+
+
+def quantizers(
+  graphdef: nnx.GraphDef[Any],
+  state: nnx.State,
+  config: config_lib.Config,
+  *inputs: Any,
+) -> dict[tuple[str, ...], Callable[[jax.Array], qwix.QArray]]:
+  """What `quantize_base` does to each weight, for who has a layer at a time.
+
+  Args:
+    graphdef: Graph definition of the model.
+    state: Its whole state, which may be abstract.
+    config: As for `quantize_base`.
+    *inputs: As for `quantize_base`.
+
+  Returns:
+    A function of one layer for each weight that is quantized, by its path.
+  """
+  _checks.check_split('peftlib.quantize_base', graphdef, state)
+  model = nnx.merge(graphdef, state, copy=True)
+  return {
+    (*map(str, part.op.path), *part.op.name.split('/')): part.quantize_layer
+    for part in _plan(model, config, inputs, {})
+  }
+
+
+class _Part(NamedTuple):
+  """One weight to quantize, and how."""
+
+  op: weight_ops.WeightOp
+  how: Any
+  quantize: Callable[[Any], Any]
+  quantize_layer: Callable[[Any], Any]
+
+
+def _plan(
+  model: nnx.Module,
+  config: config_lib.Config,
+  inputs: tuple[Any, ...],
+  named_inputs: dict[str, Any],
+) -> list[_Part]:
   if not any(rule.weight_qtype for rule in config.rules):
     raise ValueError(
       f'peftlib.quantize_base: {type(config).__name__}.weight_qtype is None; it'
       f' must be one of {sorted(config_lib.WEIGHT_QTYPES)}.'
     )
-  model = nnx.merge(graphdef, state, copy=True)
   recording = interception.record(model, *inputs, **named_inputs)
   modules = dict(nnx.iter_modules(model))
-  chosen = _choose(recording, modules, config)
-  for op, rule in chosen:
-    module = modules[op.path]
-    weight = weight_ops.get_weight(module, op.name)
+  parts = []
+  for op, rule in _choose(recording, modules, config):
+    weight = weight_ops.get_weight(modules[op.path], op.name)
     axes, axis = injection.stack_axes(op, weight)
     how = interception.how_to_quantize(
       op,
@@ -85,19 +142,9 @@ def quantize_base(
       tile_size=rule.tile_size,
       calibration_method=rule.weight_calibration_method,
     )
-    quantize = _quantizer(how, rule.double_quantize, len(axes), axis)
-    value = weight.get_raw_value()
-    if isinstance(value, jax.ShapeDtypeStruct):
-      array = jax.eval_shape(quantize, value)
-    else:
-      array = quantize(value)
-    wrap = functools.partial(_like, weight)
-    weight_ops.set_weight(
-      module,
-      op.name,
-      interception.QuantizedWeight(jax.tree.map(wrap, array), how),
-    )
-  return injection.split_onto(interception.wrapped(model), state)
+    quantizer = functools.partial(_quantizer, how, rule.double_quantize)
+    parts.append(_Part(op, how, quantizer(len(axes), axis), quantizer(0, 0)))
+  return parts
 
 
 def dequantize_base(

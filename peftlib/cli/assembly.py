@@ -43,7 +43,11 @@ class Adapted(NamedTuple):
 
 
 def load_base(
-  path: str, *, compute_dtype: str, remat: bool = False
+  path: str,
+  *,
+  compute_dtype: str,
+  remat: bool = False,
+  config: config_lib.Config | None = None,
 ) -> tuple[Base, str]:
   """Loads a model, in float32, and its fingerprint.
 
@@ -51,14 +55,32 @@ def load_base(
     path: A GGUF file or a Hugging Face directory.
     compute_dtype: Name of the dtype to compute in.
     remat: See `peftlib.models.load`.
+    config: What it's loaded for: weights that this quantizes are quantized as
+      they are read, unless a method needs them in floating point.
 
   Returns:
-    The model and `peftlib.models.fingerprint` of it.
+    The model and `peftlib.models.fingerprint` of it, unquantized.
   """
   loaded = models.load(
-    path, dtype=compute_dtype, param_dtype='float32', remat=remat
+    path,
+    dtype=compute_dtype,
+    param_dtype='float32',
+    remat=remat,
+    quantize=config if _is_quantized_first(config) else None,
   )
-  return Base(loaded.graphdef, loaded.state), models.fingerprint(loaded.state)
+  return Base(loaded.graphdef, loaded.state), loaded.fingerprint
+
+
+def _is_quantized_first(config: config_lib.Config | None) -> bool:
+  return (
+    config is not None
+    and any(rule.weight_qtype for rule in config.rules)
+    and not any(rule.method and rule.method.residual for rule in config.rules)
+  )
+
+
+def _is_quantized(state: nnx.State) -> bool:
+  return any(path[-1] == 'qvalue' for path, _ in nnx.to_flat_state(state))
 
 
 def abstract_base(path: str, *, compute_dtype: str) -> Base:
@@ -111,8 +133,8 @@ def assemble(
   """Adds adapters, quantizes what they sit on, and splits off what is trained.
 
   Args:
-    base: The model, concrete or abstract. Callers that have no more use for its
-      unquantized weights should not keep it.
+    base: The model as `load_base` gives it for this config, or an abstract one.
+      Callers that have no more use for its weights should not keep it.
     config: None for the whole model to be trained.
     key: PRNG key of the adapters.
 
@@ -123,8 +145,11 @@ def assemble(
   del base
   if config is not None:
     tokens = jax.ShapeDtypeStruct((1, 8), 'int32')
+    first = _is_quantized_first(config)
+    if first and not _is_quantized(state):
+      graphdef, state = peftlib.quantize_base(graphdef, state, config, tokens)
     graphdef, state = peftlib.inject(graphdef, state, config, tokens, key=key)
-    if any(rule.weight_qtype for rule in config.rules):
+    if not first and any(rule.weight_qtype for rule in config.rules):
       graphdef, state = peftlib.quantize_base(graphdef, state, config, tokens)
   trainable, frozen = transforms.partition(
     state, peftlib.trainable_filter(config), ...
@@ -155,7 +180,9 @@ def load_adapted(
     loaded = hf.load_adapter(adapter, base.graphdef, base.state)
     return Adapted(loaded.graphdef, loaded.state, loaded.config)
   config = checkpoint.config_of(checkpoint.read_manifest(adapter))
-  base, fingerprint = load_base(path, compute_dtype=compute_dtype)
+  base, fingerprint = load_base(
+    path, compute_dtype=compute_dtype, config=config
+  )
   graphdef, trainable, frozen = assemble(base, config, key=jax.random.key(0))
   del base
   state = transforms.merge(trainable, frozen)

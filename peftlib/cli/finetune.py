@@ -203,11 +203,12 @@ def _set_up(options: options_lib.Finetune, inputs: _Inputs) -> _Setup:
     str(options.model),
     compute_dtype=options.compute_dtype,
     remat=options.remat,
+    config=inputs.config,
   )
   graphdef, trainable, frozen = assembly.assemble(
     base, inputs.config, key=adapter_key
   )
-  # Else the unquantized weights stay in memory to the end.
+  # Else weights that were replaced stay in memory to the end.
   del base
   frozen = meshes.shard_state(frozen, inputs.mesh)
   trainable = meshes.shard_state(trainable, inputs.mesh)

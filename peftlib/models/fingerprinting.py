@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 import hashlib
 
 from flax import nnx
@@ -16,14 +17,21 @@ _SAMPLES = 64
 
 @jax.jit
 def _sample(arrays: list[jax.Array]) -> list[jax.Array]:
-  """Evenly spread values of each array, its first and last among them."""
   result = []
   for array in arrays:
     # Indices are made by numpy: they may be beyond int32 in a large array.
-    flat = np.linspace(0, array.size - 1, min(_SAMPLES, array.size))
-    index = np.unravel_index(flat.round().astype(np.int64), array.shape)
+    index = np.unravel_index(sampled_indices(array.size), array.shape)
     result.append(array[tuple(map(jnp.asarray, index))])
   return result
+
+
+def sampled_indices(size: int) -> np.ndarray:
+  """Which values of an array of `size` a fingerprint looks at, int64.
+
+  They are spread evenly, the first and the last value among them.
+  """
+  spread = np.linspace(0, size - 1, min(_SAMPLES, size))
+  return spread.round().astype(np.int64)
 
 
 def fingerprint(state: nnx.State) -> str:
@@ -61,11 +69,30 @@ def fingerprint(state: nnx.State) -> str:
   }
   if not weights:
     raise ValueError('peftlib.models.fingerprint: no base weights in state.')
-  digest = hashlib.sha256()
   names = sorted(weights)
   samples = jax.device_get(_sample([weights[name] for name in names]))
-  for name, values in zip(names, samples):
-    weight = weights[name]
-    digest.update(f'{name} {weight.shape} {weight.dtype.name}\n'.encode())
+  return of_samples(
+    {
+      name: (weights[name].shape, values)
+      for name, values in zip(names, samples)
+    }
+  )
+
+
+def of_samples(
+  samples: Mapping[str, tuple[tuple[int, ...], np.ndarray]],
+) -> str:
+  """The fingerprint of weights by shape and `sample` of each, by its path.
+
+  Args:
+    samples: By the parts of a variable's path, joined by '.'.
+
+  Returns:
+    64 hexadecimal digits.
+  """
+  digest = hashlib.sha256()
+  for name in sorted(samples):
+    shape, values = samples[name]
+    digest.update(f'{name} {shape} {values.dtype.name}\n'.encode())
     digest.update(np.ascontiguousarray(values).tobytes())
   return digest.hexdigest()

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 import difflib
+import math
 import os
 from typing import Any, NamedTuple
 
 from flax import nnx
 import jax
 from jax import typing as jax_typing
+import jax.numpy as jnp
 import numpy as np
 
+from peftlib import config as peft_config
+from peftlib import quantization
 from peftlib.models import config as config_lib
 from peftlib.models import decoder
+from peftlib.models import fingerprinting
 from peftlib.models import gguf_files
 from peftlib.models import hf_files
 from peftlib.models import naming
@@ -28,11 +34,14 @@ class LoadedModel(NamedTuple):
     graphdef: Static half of `nnx.split`.
     state: The variables.
     config: The decoder's configuration.
+    fingerprint: `peftlib.models.fingerprint` of the weights as they were read,
+      before any quantization.
   """
 
   graphdef: nnx.GraphDef[decoder.Decoder]
   state: nnx.State
   config: config_lib.DecoderConfig
+  fingerprint: str
 
 
 def open_checkpoint(
@@ -67,6 +76,7 @@ def load(
   dtype: jax_typing.DTypeLike = 'float32',
   param_dtype: jax_typing.DTypeLike = 'float32',
   remat: bool = False,
+  quantize: peft_config.Config | None = None,
 ) -> LoadedModel:
   """Loads a Llama model.
 
@@ -79,6 +89,9 @@ def load(
     dtype: Dtype of the computation.
     param_dtype: Dtype that the parameters are converted to.
     remat: Recompute each layer in the backward pass.
+    quantize: What to quantize and how, as for `peftlib.quantize_base`, whose
+      result this is: each weight as soon as it is read, so that the base is
+      never in memory whole in floating point. None quantizes nothing.
 
   Returns:
     The model; its arrays are on the default device.
@@ -102,12 +115,23 @@ def load(
   graphdef, abstract = nnx.split(
     nnx.eval_shape(lambda: decoder.Decoder(config, rngs=nnx.Rngs(0)))
   )
-  arrays = _read_arrays(checkpoint, targets, config)
+  quantizers: Mapping[tuple[str, ...], Any] = {}
+  if quantize is not None:
+    split = (graphdef, abstract)
+    tokens = jax.ShapeDtypeStruct((1, 8), 'int32')
+    quantizers = quantization.quantizers(*split, quantize, tokens)
+    graphdef, abstract = quantization.quantize_base(*split, quantize, tokens)
+  arrays, samples = _read_arrays(checkpoint, targets, config, quantizers)
   variables = {
     variable_path: variable.replace(arrays[variable_path])
     for variable_path, variable in nnx.to_flat_state(abstract)
   }
-  return LoadedModel(graphdef, nnx.from_flat_state(variables), config)
+  return LoadedModel(
+    graphdef,
+    nnx.from_flat_state(variables),
+    config,
+    fingerprinting.of_samples(samples),
+  )
 
 
 def _check_shapes(
@@ -138,27 +162,100 @@ def _read_arrays(
   checkpoint: gguf_files.GgufCheckpoint | hf_files.HfCheckpoint,
   targets: dict[str, naming.Target],
   config: config_lib.DecoderConfig,
-) -> dict[tuple[Any, ...], jax.Array]:
-  """Reads all tensors into arrays by variable path."""
+  quantizers: Mapping[tuple[str, ...], Any],
+) -> tuple[dict[tuple[Any, ...], jax.Array], dict[str, Any]]:
+  """Reads all tensors into arrays by variable path, and samples of them."""
   dtype = np.dtype(config.param_dtype)
-  buffers: dict[tuple[str, ...], np.ndarray] = {}
-  awaited: dict[tuple[str, ...], int] = {}
-  for target in targets.values():
-    awaited[target.path] = awaited.get(target.path, 0) + 1
+  reading: dict[tuple[str, ...], _Stack | _QuantizedStack] = {}
   arrays: dict[tuple[Any, ...], jax.Array] = {}
+  samples: dict[str, _Samples] = {}
   for name, values in checkpoint.tensors():
     target = targets[name]
+    path = target.path
     if target.transposed:
       values = values.T
-    if target.path not in buffers:
-      stack = () if target.layer is None else (config.num_layers,)
-      buffers[target.path] = _aligned_empty(stack + values.shape, dtype)
-    index = () if target.layer is None else target.layer
-    buffers[target.path][index] = values
-    awaited[target.path] -= 1
-    if not awaited[target.path]:
-      arrays[target.path] = jax.device_put(buffers.pop(target.path))
-  return arrays
+    count = None if target.layer is None else config.num_layers
+    if path not in reading:
+      samples['.'.join(path)] = _Samples(count, values.shape, dtype)
+      if path in quantizers:
+        reading[path] = _QuantizedStack(count, dtype, quantizers[path])
+      else:
+        reading[path] = _Stack(count, values.shape, dtype)
+    layer = target.layer or 0
+    kept = reading[path].add(layer, values)
+    samples['.'.join(path)].add(layer, kept)
+    if reading[path].left == 0:
+      arrays |= {(*path, *n): a for n, a in reading.pop(path).arrays().items()}
+  return arrays, {name: (s.shape, s.values) for name, s in samples.items()}
+
+
+class _Stack:
+  """The buffer that becomes an array, filled layer by layer."""
+
+  def __init__(
+    self, count: int | None, shape: tuple[int, ...], dtype: np.dtype
+  ) -> None:
+    self.left = count or 1
+    self._stacked = count is not None
+    self._buffer = _aligned_empty((self.left, *shape), dtype)
+
+  def add(self, layer: int, values: np.ndarray) -> np.ndarray:
+    """Takes a layer; returns it in the dtype of the parameters."""
+    self._buffer[layer] = values
+    self.left -= 1
+    return self._buffer[layer]
+
+  def arrays(self) -> dict[tuple[str, ...], jax.Array]:
+    """The one array, all layers of it."""
+    buffer = self._buffer if self._stacked else self._buffer[0]
+    return {(): jax.device_put(buffer)}
+
+
+class _QuantizedStack:
+  """Layers that are quantized one by one."""
+
+  def __init__(self, count: int | None, dtype: np.dtype, quantize: Any) -> None:
+    self.left = count or 1
+    self._stacked = count is not None
+    self._dtype = dtype
+    self._quantize = quantize
+    self._layers: list[Any] = [None] * self.left
+
+  def add(self, layer: int, values: np.ndarray) -> np.ndarray:
+    """Takes a layer; returns it in the dtype of the parameters."""
+    values = values.astype(self._dtype)
+    # Waited for: else all layers would be in memory until their turn comes.
+    self._layers[layer] = jax.block_until_ready(self._quantize(values))
+    self.left -= 1
+    return values
+
+  def arrays(self) -> dict[tuple[str, ...], jax.Array]:
+    """Values, scales and so on, by their names in the State."""
+    whole = self._layers[0]
+    if self._stacked:
+      whole = jax.tree.map(lambda *x: jnp.stack(x), *self._layers)
+    return {
+      ('array', *(entry.name for entry in path)): part
+      for path, part in jax.tree.leaves_with_path(whole)
+    }
+
+
+class _Samples:
+  """The values of a weight that its fingerprint looks at."""
+
+  def __init__(
+    self, count: int | None, shape: tuple[int, ...], dtype: np.dtype
+  ) -> None:
+    self._size = math.prod(shape)
+    self.shape = shape if count is None else (count, *shape)
+    self._indices = fingerprinting.sampled_indices(math.prod(self.shape))
+    self.values = np.empty(len(self._indices), dtype)
+
+  def add(self, layer: int, values: np.ndarray) -> None:
+    """Picks those of a layer."""
+    mine = self._indices // self._size == layer
+    index = np.unravel_index(self._indices[mine] % self._size, values.shape)
+    self.values[mine] = values[index]
 
 
 def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

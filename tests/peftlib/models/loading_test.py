@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors import numpy as safetensors_numpy
 
+import peftlib
 from peftlib import models
 from tests.peftlib.models import golden
 
@@ -49,6 +50,29 @@ class LoadTest(parameterized.TestCase):
     self.assertEqual(model.graphdef, graphdef)
     chex.assert_trees_all_equal_shapes_and_dtypes(model.state, state)
     self.assertEqual(jax.tree.structure(model.state), jax.tree.structure(state))
+
+  @parameterized.parameters(
+    ('nf4', 8, False), ('int4', 8, True), ('int8', None, False)
+  )
+  def test_quantized_as_it_is_read(self, qtype, tile_size, double):
+    path = os.path.join(self.create_tempdir(), 'model.gguf')
+    golden.write_gguf(path, 'llama_tiny')
+    config = peftlib.LoraConfig(
+      module_path='all-linear',
+      weight_qtype=qtype,
+      tile_size=tile_size,
+      double_quantize=double,
+    )
+    plain = models.load(path)
+    graphdef, state = peftlib.quantize_base(
+      plain.graphdef, plain.state, config, jnp.ones((1, 4), jnp.int32)
+    )
+    quantized = models.load(path, quantize=config)
+    self.assertEqual(quantized.graphdef, graphdef)
+    chex.assert_trees_all_equal_shapes_and_dtypes(quantized.state, state)
+    chex.assert_trees_all_equal(quantized.state, state)
+    self.assertEqual(quantized.fingerprint, plain.fingerprint)
+    self.assertEqual(plain.fingerprint, models.fingerprint(plain.state))
 
   def test_dtypes_and_remat(self):
     model = models.load(
