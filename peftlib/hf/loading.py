@@ -17,6 +17,7 @@ from peftlib import injection
 from peftlib import methods
 from peftlib import slots as slots_lib
 from peftlib.hf import bridges
+from peftlib.hf import convolutions
 from peftlib.hf import directories
 from peftlib.hf import names
 from peftlib.hf import prompts
@@ -409,8 +410,11 @@ def _filled(
       values = []
       for layer in wanted:
         name = by_layer[layer]
+        convolutions.check(
+          'peftlib.hf.load_adapter', bridge.peft_type, name, module, slot
+        )
         value, suffix = _value(
-          bridge, slot, variable, grouped[name], shared, name
+          bridge, slot, variable, grouped[name], shared, places[name]
         )
         used.setdefault(name, set()).add(suffix)
         if value.size != int(np.prod(shape)):
@@ -444,7 +448,7 @@ def _value(
   variable: str,
   own: Mapping[str, np.ndarray],
   shared: Mapping[str, np.ndarray],
-  name: str,
+  place: names.Place,
 ) -> tuple[np.ndarray, str]:
   if variable == 'trainable_tokens':
     return own[_TOKENS], _TOKENS
@@ -455,9 +459,12 @@ def _value(
   suffixes = [t for t in bridge.tensors if t.variable == variable]
   for tensor in suffixes:
     if tensor.suffix in own:
-      return tensor.load(own[tensor.suffix]), tensor.suffix
+      value = own[tensor.suffix]
+      if slot.op.kind == 'conv':
+        value = convolutions.flattened(tensor.suffix, value)
+      return tensor.load(value), tensor.suffix
   raise ValueError(
-    f'peftlib.hf.load_adapter: {name} has no tensor'
+    f'peftlib.hf.load_adapter: {place.name} has no tensor'
     f' {" or ".join(t.suffix for t in suffixes)}, which the fields ask for.'
   )
 
@@ -495,8 +502,8 @@ def _with_whole(
       found.setdefault(place.weight, _COPIES)
     for variable, suffix in found.items():
       value = own[suffix]
-      if variable == 'kernel' and place.transposed:
-        value = value.T
+      if variable == place.weight:
+        value = place.from_hf(value)
       values.setdefault((*place.path, variable), {})[place.layer] = value
   flat = []
   for path, variable in nnx.to_flat_state(state):

@@ -5,6 +5,7 @@ import dataclasses
 from typing import Any
 
 from flax import nnx
+import numpy as np
 
 from peftlib import models
 from peftlib.models import naming
@@ -23,7 +24,8 @@ class Place:
     path: Path of our module, e.g. ('layers', 'self_attn', 'q_proj').
     weight: Name of its weight there: 'kernel', 'embedding' or 'scale'.
     layer: Number on the stack's axis, or None.
-    transposed: Whether our weight is HF's transposed.
+    transposed: Whether our weight is HF's transposed: (in, out), or (*window,
+      in, out) of a convolution, where HF has (out, in, *window).
     bias: Whether the module has a bias.
   """
 
@@ -33,6 +35,19 @@ class Place:
   layer: int | None
   transposed: bool
   bias: bool = False
+
+  def from_hf(self, weight: np.ndarray) -> np.ndarray:
+    """Our weight of HF's."""
+    if not self.transposed:
+      return weight
+    return weight.transpose(*range(2, weight.ndim), 1, 0)
+
+  def to_hf(self, weight: np.ndarray) -> np.ndarray:
+    """HF's weight of ours."""
+    if not self.transposed:
+      return weight
+    last = weight.ndim - 1
+    return weight.transpose(last, last - 1, *range(last - 1))
 
 
 def places_of(model: nnx.Module) -> dict[str, Place]:

@@ -10,8 +10,10 @@ import numpy as np
 
 from peftlib import _checks
 from peftlib import methods
+from peftlib import models
 from peftlib import slots as slots_lib
 from peftlib.hf import bridges
+from peftlib.hf import convolutions
 from peftlib.hf import directories
 from peftlib.hf import names
 from peftlib.hf import prompts
@@ -47,6 +49,7 @@ class _Unit(NamedTuple):
   """One adapter of one HF module."""
 
   place: names.Place
+  module: nnx.Module
   slot: slots_lib.Slot
   variables: dict[str, np.ndarray]
 
@@ -115,7 +118,12 @@ def save_adapter(
       f' {slots_lib.names_of(model)}.'
     )
   _check_units(function, units, whole)
-  config, bridge = _config(function, units, whole, places, fields)
+  task = 'CAUSAL_LM' if isinstance(model, models.Decoder) else None
+  config, bridge = _config(function, units, whole, places, fields, task)
+  for unit in units:
+    convolutions.check(
+      function, bridge.peft_type, unit.place.name, unit.module, unit.slot
+    )
   tensors = _tensors(function, bridge, units, config)
   tuned = _tuned(bridge, config, whole, places)
   for name, values in whole.items():
@@ -283,7 +291,7 @@ def _units(
         name: own[name].reshape(spec.shape(slot.op.weight))
         for name, spec in slot.variables.items()
       }
-      yield _Unit(by_path[path][layer], slot, shaped)
+      yield _Unit(by_path[path][layer], module, slot, shaped)
 
 
 def _whole(
@@ -308,9 +316,9 @@ def _whole(
       for name in own:
         value = np.asarray(flat[(*place.path, name)].get_value())
         value = value if place.layer is None else value[place.layer]
-        turned = place.transposed and name == place.weight
         suffix = 'bias' if name == 'bias' else 'weight'
-        values[suffix] = value.T if turned else value
+        own_weight = name == place.weight
+        values[suffix] = place.to_hf(value) if own_weight else value
       found[place.name] = values
     if not matched:
       raise ValueError(
@@ -326,6 +334,7 @@ def _config(
   whole: Mapping[str, Mapping[str, np.ndarray]],
   places: Mapping[str, names.Place],
   fields: Mapping[str, Any] | None,
+  task_type: str | None,
 ) -> tuple[dict[str, Any], bridges.Bridge]:
   tokens = [u for u in units if u.slot.method.name == 'trainable_tokens']
   adapted = [u for u in units if u not in tokens]
@@ -351,7 +360,7 @@ def _config(
     return dict(fields), bridge
   config: dict[str, Any] = {
     'peft_type': peft_type,
-    'task_type': 'CAUSAL_LM',
+    'task_type': task_type,
     'inference_mode': True,
     'peft_version': _VERSION,
     'base_model_name_or_path': None,
@@ -514,6 +523,10 @@ def _tensors(
       if tensor.suffix == 'ia3_l':
         ff = unit.slot.method.feedforward  # type: ignore[attr-defined]
         saved = saved.reshape(1, -1) if ff else saved.reshape(-1, 1)
+      if unit.slot.op.kind == 'conv':
+        saved = convolutions.unflattened(
+          tensor.suffix, saved, unit.slot.op.weight.inputs
+        )
       out[f'{prefix}.{tensor.suffix}'] = saved
   for name, slices in shared.items():
     if slices:
@@ -564,7 +577,5 @@ def _copies(
       continue
     if unit.slot.op.kind == 'embedding' or place.name in heads:
       value = np.asarray(flat[(*place.path, place.weight)].get_value())
-      out[f'{names.PREFIX}{place.name}.base_layer.weight'] = (
-        value.T if place.transposed else value
-      )
+      out[f'{names.PREFIX}{place.name}.base_layer.weight'] = place.to_hf(value)
   return out
