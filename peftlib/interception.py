@@ -13,6 +13,7 @@ import functools
 import sys
 import threading
 from typing import Any, NamedTuple
+import weakref
 
 from flax import nnx
 import flax.core
@@ -294,6 +295,10 @@ def _plain_class(cls: type[nnx.Module]) -> type[nnx.Module]:
   return getattr(cls, '_unquantized_type', cls)
 
 
+# Functions there hold no module that their callers do not.
+_WITHOUT_MODULES = ('jax.', 'flax.nnx.transforms.')
+
+
 def _modules_at_work() -> Iterator[nnx.Module]:
   """Modules that the running functions know, the innermost function first.
 
@@ -302,6 +307,11 @@ def _modules_at_work() -> Iterator[nnx.Module]:
   """
   frame = sys._getframe(1)
   while frame is not None:
+    # Reading a frame's variables keeps them as long as the frame: not those of
+    # jax and of flax's transforms, which drop the tracers of a scan in time.
+    if frame.f_globals.get('__name__', '').startswith(_WITHOUT_MODULES):
+      frame = frame.f_back
+      continue
     variables = frame.f_locals
     own = variables.get('self')
     if isinstance(own, nnx.Module):
@@ -338,6 +348,12 @@ class _Notes(NamedTuple):
   attention: dict[str, None]
 
 
+def _forget(entries: dict[Any, Any], key: Any, reference: Any) -> None:
+  """Drops the entry of an object that is gone, unless it is another's now."""
+  if key in entries and entries[key][0] is reference:
+    del entries[key]
+
+
 class _Provider(qwix.PtqProvider):
   """Answers for jax's contractions while an injected model runs."""
 
@@ -366,10 +382,9 @@ class _Provider(qwix.PtqProvider):
   def promote_dtype(self, *args: Any, **kwargs: Any) -> Any:
     inputs = args[0] if len(args) == 1 and _is_sequence(args[0]) else args
     outputs = super().promote_dtype(*args, **kwargs)
-    aliases = self._aliases()
     for before, after in zip(inputs, outputs, strict=True):
       if after is not before and after is not None:
-        aliases[id(after)] = (after, before)
+        self._note_alias(after, before)
     return outputs
 
   def process_model_inputs(self, model: Any, args: Any, kwargs: Any) -> Any:
@@ -655,6 +670,13 @@ class _Provider(qwix.PtqProvider):
       self._local.aliases = {}
     return self._local.aliases
 
+  # Held weakly, so that no tracer outlives the scan or loop that made it: the
+  # entry goes with the array, and with it what the array was made from.
+  def _note_alias(self, after: Any, before: Any) -> None:
+    aliases = self._aliases()
+    forget = functools.partial(_forget, aliases, id(after))
+    aliases[id(after)] = (weakref.ref(after, forget), before)
+
   def _find(self, x: Any) -> _Found | None:
     """The variable of a module at work from which `x` comes."""
     chain = list(self._ancestry(_raw(x)))
@@ -663,30 +685,35 @@ class _Provider(qwix.PtqProvider):
       for module in near:
         known = self._known_weights(module, deep)
         for origin, route, lost in chain:
-          if id(origin) in known:
-            _, owner, name = known[id(origin)]
-            return _Found(owner, name, route, lost, tuple(origin.shape))
+          if id(origin) not in known:
+            continue
+          raw, owner, name = known[id(origin)]
+          if raw() is origin:
+            return _Found(owner(), name, route, lost, tuple(origin.shape))
     return None
 
   def _known_weights(
     self, module: nnx.Module, deep: bool
-  ) -> dict[int, tuple[Any, nnx.Module, str]]:
-    """Array, module and name of each weight, by identity; once in a call."""
+  ) -> dict[int, tuple[Callable[[], Any], Callable[[], Any], str]]:
+    """Array, module and name of each weight, by identity; once in a call.
+
+    Arrays and modules are weak references, as in `_note_alias`.
+    """
     if not hasattr(self._local, 'known'):
       self._local.known = {}
-    # The modules and arrays are kept too, so that no identity is used twice.
+    cache = self._local.known
     key = id(module), deep
-    if key not in self._local.known:
+    if key not in cache:
       owners = _with_descendants(module) if deep else (module,)
-      self._local.known[key] = (
-        module,
+      cache[key] = (
+        weakref.ref(module, functools.partial(_forget, cache, key)),
         {
-          id(raw): (raw, owner, name)
+          id(raw): (weakref.ref(raw), weakref.ref(owner), name)
           for owner in owners
           for name, raw in _raw_weights(owner)
         },
       )
-    return self._local.known[key][1]
+    return cache[key][1]
 
   def _ancestry(
     self, x: Any

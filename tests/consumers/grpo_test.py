@@ -7,7 +7,7 @@ from tests.consumers import grpo
 from tests.consumers import harness
 
 
-class GrpoTest(harness.LoopTestCase):
+class GrpoTest(harness.LeakCheckedTestCase):
   loop = grpo
 
   def test_reward_rises(self):

@@ -16,7 +16,7 @@ from tests.consumers import population
 import transforms
 
 
-class PopulationTest(harness.LoopTestCase):
+class PopulationTest(harness.LeakCheckedTestCase):
   loop = population
 
   @classmethod

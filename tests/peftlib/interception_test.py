@@ -287,5 +287,18 @@ class InterceptedCallTest(parameterized.TestCase):
     )
 
 
+class LeakTest(parameterized.TestCase):
+  @parameterized.parameters(toy_models.LaxScan, toy_models.NnxScan)
+  def test_no_tracer_outlives_its_scan(self, cls):
+    x = toy_models.inputs()
+    config = peftlib.LoraConfig(module_path='.*(up|down)', rank=1)
+    with jax.checking_leaks():
+      split = peftlib.inject(
+        *nnx.split(cls(nnx.Rngs(0))), config, x, key=jax.random.key(0)
+      )
+      tuned = jax.jit(lambda state: nnx.merge(split[0], state)(x))(split[1])
+    np.testing.assert_allclose(tuned, nnx.merge(*split)(x), atol=1e-5)
+
+
 if __name__ == '__main__':
   absltest.main()
