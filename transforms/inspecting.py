@@ -160,6 +160,8 @@ def _leaf_differences(a: Any, b: Any) -> list[tuple[str, Any, Any]]:
 
 
 def _part_differences(one: Any, two: Any) -> list[tuple[str, Any, Any]]:
+  if one is two:
+    return []
   if _leaves.is_sharding(one) or _leaves.is_sharding(two):
     same = type(one) is type(two) and one == two
     return [] if same else [('values', one, two)]
