@@ -326,6 +326,7 @@ BRIDGES: dict[str, Bridge] = {
           'use_dora',
           'ensure_weight_tying',
           'trainable_token_indices',
+          'target_parameters',
         }
       ),
       {
@@ -345,9 +346,6 @@ BRIDGES: dict[str, Bridge] = {
             'olora',
           ),
           'it changes the base weights in a way that is not in the file',
-        ),
-        'target_parameters': Needs(
-          (None, []), 'no model here has expert weights as parameters'
         ),
         'layer_replication': Needs(
           (None,), 'the model here has its own layers'

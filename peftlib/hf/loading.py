@@ -20,6 +20,7 @@ from peftlib.hf import bridges
 from peftlib.hf import convolutions
 from peftlib.hf import directories
 from peftlib.hf import names
+from peftlib.hf import parameters
 from peftlib.hf import prompts
 from peftlib.hf import selection
 
@@ -100,8 +101,10 @@ def load_adapter(
     tensors = _of_tied(bridge, fields, tensors)
   if not inputs:
     inputs = (jax.ShapeDtypeStruct((1, 8), jnp.int32),)
+  of_parameters = parameters.chosen(function, fields, places)
+  tensors = parameters.renamed(tensors, of_parameters)
   grouped, shared = _by_module(tensors, places)
-  chosen = _chosen(bridge, fields, places, grouped)
+  chosen = _chosen(bridge, fields, places, grouped, of_parameters)
   rules, whole = _rules(bridge, fields, places, grouped, shared, chosen)
   config = config_lib.AdapterConfig(rules, tuple(sorted(whole)))
   # Every value is overwritten; no key of the caller's is of use.
@@ -191,6 +194,7 @@ def _chosen(
   fields: Mapping[str, Any],
   places: Mapping[str, names.Place],
   grouped: Mapping[str, Mapping[str, np.ndarray]],
+  of_parameters: list[str],
 ) -> list[str]:
   """The modules that the fields mean, which have to be those with tensors."""
   chosen = selection.modules(
@@ -202,6 +206,7 @@ def _chosen(
       f'peftlib.hf.load_adapter: {bridge.peft_type} of {_some(strange)}: not a'
       f' {" or ".join(bridge.weights)}, and nothing else is known here.'
     )
+  chosen += of_parameters
   whole = (*_WHOLE, 'bias', _COPIES, _TOKENS)
   suffixes = {t.suffix for t in bridge.tensors}
   have = {m for m, own in grouped.items() if suffixes & own.keys()}
@@ -313,10 +318,13 @@ def _rules(
           f'peftlib.hf.load_adapter: IA3 of {module}, which has a bias: peft'
           ' scales it too, which is not known here.'
         )
-      found.setdefault((place.path, method), []).append(place.layer)
+      parameters.check('peftlib.hf.load_adapter', place, method)
+      meant = place.variable if place.parameter else place.path
+      found.setdefault((meant, method), []).append(place.layer)
   counts: dict[tuple[str, ...], int] = {}
   for place in places.values():
-    counts[place.path] = counts.get(place.path, 0) + 1
+    own_path = place.variable if place.parameter else place.path
+    counts[own_path] = counts.get(own_path, 0) + 1
   for path, layers in trained.items():
     if None not in layers and len(layers) != counts[path[:-1]]:
       raise ValueError(
@@ -391,13 +399,13 @@ def _filled(
   model = nnx.merge(graphdef, state, copy=True)
   modules: dict[tuple[Any, ...], dict[int | None, str]] = {}
   for place in places.values():
-    modules.setdefault(place.path, {})[place.layer] = place.name
+    modules.setdefault(place.variable, {})[place.layer] = place.name
   new: dict[tuple[Any, ...], Any] = {}
   used: dict[str, set[str]] = {}
   for module, slot in slots_lib.of_model(model):
     if slot.adapter != adapter:
       continue
-    by_layer = modules[tuple(map(str, slot.op.path))]
+    by_layer = modules[(*map(str, slot.op.path), slot.op.name)]
     wanted: list[int | None] = (
       list(slot.layers)
       if slot.layers is not None
@@ -460,6 +468,9 @@ def _value(
   for tensor in suffixes:
     if tensor.suffix in own:
       value = own[tensor.suffix]
+      if place.parameter:
+        experts = int(np.prod(slot.op.batch_shape))
+        return parameters.split(tensor.suffix, value, experts), tensor.suffix
       if slot.op.kind == 'conv':
         value = convolutions.flattened(tensor.suffix, value)
       return tensor.load(value), tensor.suffix

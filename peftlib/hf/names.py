@@ -27,6 +27,9 @@ class Place:
     transposed: Whether our weight is HF's transposed: (in, out), or (*window,
       in, out) of a convolution, where HF has (out, in, *window).
     bias: Whether the module has a bias.
+    parameter: Whether HF has it as a parameter of a module, as the weights of
+      experts are, not as a module with a weight: `name` is the parameter's,
+      'model.layers.0.mlp.experts.gate_up_proj'.
   """
 
   name: str
@@ -35,6 +38,12 @@ class Place:
   layer: int | None
   transposed: bool
   bias: bool = False
+  parameter: bool = False
+
+  @property
+  def variable(self) -> tuple[str, ...]:
+    """The path of our weight."""
+    return (*self.path, self.weight)
 
   def from_hf(self, weight: np.ndarray) -> np.ndarray:
     """Our weight of HF's."""
@@ -90,12 +99,16 @@ def table_of_head(model: nnx.Module) -> str | None:
 
 def linear(places: Mapping[str, Place]) -> list[str]:
   """Names of the linear layers."""
-  return [p.name for p in places.values() if p.weight == 'kernel']
+  return [
+    p.name for p in places.values() if p.weight == 'kernel' and not p.parameter
+  ]
 
 
 def others(places: Mapping[str, Place]) -> list[str]:
   """Names of embeddings and norms."""
-  return [p.name for p in places.values() if p.weight != 'kernel']
+  return [
+    p.name for p in places.values() if p.weight != 'kernel' and not p.parameter
+  ]
 
 
 def heads(places: Mapping[str, Place]) -> list[str]:

@@ -16,6 +16,7 @@ from peftlib.hf import bridges
 from peftlib.hf import convolutions
 from peftlib.hf import directories
 from peftlib.hf import names
+from peftlib.hf import parameters
 from peftlib.hf import prompts
 from peftlib.hf import selection
 
@@ -124,7 +125,8 @@ def save_adapter(
     convolutions.check(
       function, bridge.peft_type, unit.place.name, unit.module, unit.slot
     )
-  tensors = _tensors(function, bridge, units, config)
+  of_parameters = parameters.chosen(function, config, places)
+  tensors = _tensors(function, bridge, units, parameters.nested(of_parameters))
   tuned = _tuned(bridge, config, whole, places)
   for name, values in whole.items():
     infix = 'ln_tuning_layers.' if name in tuned else ''
@@ -144,6 +146,12 @@ def _check_units(
 ) -> None:
   """Raises ValueError where peft would compute something else."""
   for unit in units:
+    parameters.check(function, unit.place, unit.slot.method)
+    if unit.slot.op.batch and not unit.place.parameter:
+      raise ValueError(
+        f'{function}: {unit.place.name} is of experts, one matrix each; HF has'
+        ' those as parameters: say so by Place(parameter=True).'
+      )
     if unit.place.name in whole:
       raise ValueError(
         f'{function}: {unit.place.name} has an adapter and is trained whole;'
@@ -230,7 +238,8 @@ def _check_chosen(
         names.linear(places),
         names.others(places),
         names.heads(places),
-      ),
+      )
+      + parameters.chosen(function, config, places),
       adapted | set(tuned),
     ),
     ('modules_to_save', selection.whole(config, places), whole.keys() - tuned),
@@ -262,11 +271,11 @@ def _units(
 ) -> Any:
   by_path: dict[tuple[str, ...], dict[int | None, names.Place]] = {}
   for place in places.values():
-    by_path.setdefault(place.path, {})[place.layer] = place
+    by_path.setdefault(place.variable, {})[place.layer] = place
   for module, slot in slots_lib.of_model(model):
     if slot.adapter != adapter:
       continue
-    path = tuple(map(str, slot.op.path))
+    path = (*map(str, slot.op.path), slot.op.name)
     if path not in by_path:
       raise ValueError(
         f'{function}: {slot.op.label} has no counterpart in the model of HF.'
@@ -288,7 +297,9 @@ def _units(
         for name, value in values.items()
       }
       shaped = {
-        name: own[name].reshape(spec.shape(slot.op.weight))
+        name: own[name].reshape(
+          *slot.op.batch_shape, *spec.shape(slot.op.weight)
+        )
         for name, spec in slot.variables.items()
       }
       yield _Unit(by_path[path][layer], module, slot, shaped)
@@ -312,6 +323,11 @@ def _whole(
       if not any(end == pattern or end.endswith(f'/{pattern}') for end in ends):
         continue
       matched = True
+      if place.parameter:
+        raise ValueError(
+          f'{function}: train={pattern!r} is {place.name}, a parameter; peft'
+          ' has modules to save only.'
+        )
       values = {}
       for name in own:
         value = np.asarray(flat[(*place.path, name)].get_value())
@@ -370,7 +386,11 @@ def _config(
     config |= _common(function, bridge, own)
     if peft_type == 'OFT':
       config |= _blocks(function, adapted)
-    config['target_modules'] = _targets(list(own), places)
+    modules = [n for n in own if not places[n].parameter]
+    config['target_modules'] = _targets(modules, places)
+    if len(modules) < len(own):
+      of_parameters = [n for n in own if places[n].parameter]
+      config['target_parameters'] = _targets(of_parameters, places)
   if peft_type == 'IA3':
     ff = [u.place.name for u in adapted if u.slot.method.feedforward]  # type: ignore[attr-defined]
     config['feedforward_modules'] = _targets(ff, places) if ff else []
@@ -500,12 +520,13 @@ def _tensors(
   function: str,
   bridge: bridges.Bridge,
   units: list[_Unit],
-  config: Mapping[str, Any],
+  nested: Mapping[str, str],
 ) -> dict[str, np.ndarray]:
   out = {}
   shared: dict[str, list[np.ndarray]] = {'vera_A': [], 'vera_B': []}
   for unit in units:
-    prefix = f'{names.PREFIX}{unit.place.name}'
+    name_of_module = nested.get(unit.place.name, unit.place.name)
+    prefix = f'{names.PREFIX}{name_of_module}'
     table = unit.slot.op.kind == 'embedding'
     for name, value in unit.variables.items():
       if name == 'trainable_tokens':
@@ -519,6 +540,12 @@ def _tensors(
         (t for t in matching if ('_embedding_' in t.suffix) == table),
         matching[0],
       )
+      if unit.place.parameter:
+        experts = value.reshape(-1, *value.shape[-2:])
+        out[f'{prefix}.{tensor.suffix}'] = parameters.joined(
+          tensor.suffix, experts
+        )
+        continue
       saved = tensor.save(value)
       if tensor.suffix == 'ia3_l':
         ff = unit.slot.method.feedforward  # type: ignore[attr-defined]

@@ -55,6 +55,12 @@ def whole(config: Mapping[str, Any], names: Iterable[str]) -> list[str]:
   return [n for n in names if any(a.endswith(ends) for a in _ancestors(n))]
 
 
+def named(names: Iterable[str], ends: Iterable[str]) -> list[str]:
+  """The names that are one of `ends`, or end with one after a dot."""
+  ends = list(ends)
+  return [n for n in names if any(n == e or n.endswith(f'.{e}') for e in ends)]
+
+
 def by_pattern(patterns: Mapping[str, Any], name: str, default: Any) -> Any:
   """The value of the first pattern that matches the end of a module's name."""
   for pattern, value in patterns.items():

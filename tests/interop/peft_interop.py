@@ -38,25 +38,13 @@ _KINDS: dict[str, dict[str, Any]] = {
   'tied': {'tie_word_embeddings': True},
   'biases': {'attention_bias': True, 'mlp_bias': True},
 }
-_IMAGES = torch.randn(4, 3, 7, 9, generator=torch.Generator().manual_seed(0))
+# Inputs of models that aren't of transformers.
+_OWN = {
+  'images': torch.randn(4, 3, 7, 9, generator=torch.Generator().manual_seed(0)),
+  'experts': torch.randn(6, 8, generator=torch.Generator().manual_seed(0)),
+}
 _ATTENTION = ['q_proj', 'k_proj', 'v_proj', 'o_proj']
 _ALL = [*_ATTENTION, 'gate_proj', 'up_proj', 'down_proj']
-
-
-_EXPERTS = transformers.Qwen3MoeConfig(
-  vocab_size=128,
-  hidden_size=32,
-  intermediate_size=64,
-  moe_intermediate_size=48,
-  num_hidden_layers=2,
-  num_attention_heads=4,
-  num_key_value_heads=2,
-  head_dim=8,
-  num_experts=4,
-  num_experts_per_tok=2,
-  decoder_sparse_step=1,
-  max_position_embeddings=64,
-)
 
 
 def _lora(**fields: Any) -> peft.PeftConfig:
@@ -265,9 +253,7 @@ CASES: dict[str, Any] = {
   'oft': _of(peft.OFTConfig, oft_block_size=8),
   'oft, adjusted blocks': _of(peft.OFTConfig, oft_block_size=7),
   'oft, number of blocks': _of(peft.OFTConfig, r=4, oft_block_size=0),
-  'oft, constrained': _of(
-    peft.OFTConfig, oft_block_size=8, coft=True, eps=1e-3
-  ),
+  'oft, constrained': _of(peft.OFTConfig, oft_block_size=8, coft=True, eps=0.1),
   'oft, shared block': _of(peft.OFTConfig, oft_block_size=8, block_share=True),
   'oft, exact': _of(peft.OFTConfig, oft_block_size=8, use_cayley_neumann=False),
   'oft, over biases': _of(peft.OFTConfig, oft_block_size=8),
@@ -349,19 +335,31 @@ CASES: dict[str, Any] = {
     feedforward_modules=['deep'],
     task_type=None,
   ),
-  'oft, convolutions': _of(
-    peft.OFTConfig, oft_block_size=4, target_modules=['deep'], task_type=None
-  ),
   'lora, experts': lambda: _lora(
-    target_modules=_ATTENTION,
-    target_parameters=['mlp.experts.gate_up_proj', 'mlp.experts.down_proj'],
+    target_modules=['head'],
+    target_parameters=['experts.gate_up_proj', 'experts.down_proj'],
+    task_type=None,
+  ),
+  'lora, experts alone': lambda: _lora(
+    target_modules=[],
+    target_parameters=['experts.gate_up_proj'],
+    use_rslora=True,
+    task_type=None,
+  ),
+  'lora, experts with patterns': lambda: _lora(
+    target_modules=['router'],
+    target_parameters=['gate_up_proj', 'down_proj'],
+    rank_pattern={'down_proj': 2},
+    alpha_pattern={'experts.gate_up_proj': 3},
+    modules_to_save=['head'],
+    task_type=None,
   ),
   'boft': _of(peft.BOFTConfig, boft_block_size=4),
 }
 
 
 class Images(torch.nn.Module):
-  """Convolutions; its other half is in images.py."""
+  """Convolutions; its other half is in own_models.py."""
 
   def __init__(self):
     super().__init__()
@@ -372,6 +370,36 @@ class Images(torch.nn.Module):
   def forward(self, images: torch.Tensor) -> torch.Tensor:
     x = torch.relu(self.deep(torch.relu(self.wide(images))))
     return self.head(x.mean((2, 3)))
+
+
+class Mixture(torch.nn.Module):
+  """The weights of experts: (experts, outputs, inputs)."""
+
+  def __init__(self):
+    super().__init__()
+    self.gate_up_proj = torch.nn.Parameter(torch.randn(3, 20, 8) * 0.3)
+    self.down_proj = torch.nn.Parameter(torch.randn(3, 8, 10) * 0.3)
+
+  def forward(self, x: torch.Tensor) -> torch.Tensor:
+    both = torch.einsum('bi,eoi->ebo', x, self.gate_up_proj)
+    gate, up = both.chunk(2, dim=-1)
+    inner = torch.nn.functional.silu(gate) * up
+    return torch.einsum('ebi,eoi->ebo', inner, self.down_proj)
+
+
+class Experts(torch.nn.Module):
+  """A mixture of experts; its other half is in own_models.py."""
+
+  def __init__(self):
+    super().__init__()
+    self.router = torch.nn.Linear(8, 3, bias=False)
+    self.experts = Mixture()
+    self.head = torch.nn.Linear(8, 10, bias=False)
+
+  def forward(self, x: torch.Tensor) -> torch.Tensor:
+    shares = torch.softmax(self.router(x), -1)
+    mixed = torch.einsum('ebo,be->bo', self.experts(x), shares)
+    return self.head(x + mixed)
 
 
 def _kind(case: str) -> str:
@@ -386,12 +414,9 @@ def _kind(case: str) -> str:
 
 def _base(kind: str) -> torch.nn.Module:
   torch.manual_seed(0)
-  if kind == 'images':
-    return Images().float().eval()
-  if kind == 'experts':
-    model = transformers.Qwen3MoeForCausalLM(_EXPERTS).float().eval()
-  else:
-    model = _llama(kind)
+  if kind in _OWN:
+    return {'images': Images, 'experts': Experts}[kind]().float().eval()
+  model = _llama(kind)
   with torch.no_grad():
     for name, parameter in model.named_parameters():
       if parameter.ndim > 1 or name.endswith('.bias'):
@@ -418,14 +443,14 @@ def _llama(kind: str) -> torch.nn.Module:
 
 def _logits(model: Any, kind: str) -> torch.Tensor:
   with torch.no_grad():
-    if kind == 'images':
-      return model(_IMAGES)
+    if kind in _OWN:
+      return model(_OWN[kind])
     return model(input_ids=_IDS).logits[:, -_IDS.shape[1] :].clone()
 
 
 def _loss(model: Any, kind: str) -> torch.Tensor:
-  if kind == 'images':
-    logits = model(_IMAGES)
+  if kind in _OWN:
+    logits = model(_OWN[kind])
     return torch.nn.functional.cross_entropy(logits, torch.arange(len(logits)))
   return model(input_ids=_IDS, labels=_IDS).loss
 
@@ -433,11 +458,11 @@ def _loss(model: Any, kind: str) -> torch.Tensor:
 def _save_base(kind: str, folder: pathlib.Path) -> None:
   model = _base(kind)
   folder.mkdir(parents=True)
-  if kind == 'images':
+  if kind in _OWN:
     save_file(model.state_dict(), folder / 'model.safetensors')
   else:
     model.save_pretrained(folder)
-  inputs = _IMAGES if kind == 'images' else _IDS
+  inputs = _OWN.get(kind, _IDS)
   save_file(
     {'inputs': inputs, 'logits': _logits(model, kind).contiguous()},
     folder.with_suffix('.safetensors'),
@@ -515,7 +540,7 @@ def main() -> None:
   command, folder, *chosen = sys.argv[1:]
   out = pathlib.Path(folder)
   if command == 'train':
-    for kind in (*_KINDS, 'images', 'experts'):
+    for kind in (*_KINDS, *_OWN):
       _save_base(kind, out / 'bases' / kind)
     for case in filter(re.compile(*chosen or ('',)).search, CASES):
       own = out / 'cases' / case

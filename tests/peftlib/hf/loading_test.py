@@ -124,7 +124,8 @@ class LoadingTest(parameterized.TestCase):
     ),
     (
       'moe_parameters',
-      r'LORA with target_parameters=\[.*\]: no model here has expert weights',
+      r'LORA with target_parameters=\[.*\]: the model has no parameter'
+      " 'mlp.experts.down_proj', as experts have",
     ),
   )
   def test_refused_with_the_reason(self, name, message):
