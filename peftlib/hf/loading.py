@@ -425,11 +425,12 @@ def _filled(
           bridge, slot, variable, grouped[name], shared, places[name]
         )
         used.setdefault(name, set()).add(suffix)
-        if value.size != int(np.prod(shape)):
+        expected = (*slot.op.batch_shape, *spec.shape(slot.op.weight))
+        if value.shape != expected:
           raise ValueError(
             f'peftlib.hf.load_adapter: {name}.{suffix} has shape'
-            f' {grouped[name].get(suffix, value).shape}; the fields and the'
-            f' model make it {spec.shape(slot.op.weight)}.'
+            f' {grouped[name].get(suffix, value).shape}, which is'
+            f' {value.shape} here; the fields and the model make it {expected}.'
           )
         values.append(value.reshape(shape))
       stacked = np.stack(values, slot.axis) if slot.axes else values[0]

@@ -176,6 +176,10 @@ class LoadingTest(parameterized.TestCase):
       r'lora_A.weight has shape \(3, 32\)': changed(
         self, 'lora', None, lambda t: t | {first: t[first][:3]}
       ),
+      # As many numbers, in another order.
+      r'lora_A.weight has shape \(32, 4\), which is \(4, 32\) here': changed(
+        self, 'lora', None, lambda t: t | {first: t[first].T.copy()}
+      ),
       'tensors of modules that the model has not: other.weight': changed(
         self, 'lora', None, lambda t: t | {'other.weight': t[first]}
       ),
