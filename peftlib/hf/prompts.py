@@ -48,7 +48,9 @@ def load(
   refused = [
     f'{name}={value!r}: {_right(name, expected)}'
     for name, value in sorted(fields.items())
-    if name not in _NEUTRAL and value != expected.get(name)
+    if name not in _NEUTRAL
+    and value != expected.get(name)
+    and not projected(name, fields)
   ]
   if refused:
     raise ValueError(
@@ -108,6 +110,15 @@ def save(
     **fields_of(model, kind, tensor.shape[0]),
   }
   return fields, {TENSOR: tensor}
+
+
+def projected(name: str, fields: Mapping[str, Any]) -> bool:
+  """Whether a field is of a projection that the saved tensor is behind of.
+
+  peft saves what its encoder makes of the prefix, and never runs that again
+  in inference mode.
+  """
+  return name == 'prefix_projection' and bool(fields.get('inference_mode'))
 
 
 def fields_of(model: nnx.Module, kind: str, length: int) -> dict[str, Any]:

@@ -256,7 +256,9 @@ def _check_virtual(
   function: str, own: Mapping[str, Any], fields: Mapping[str, Any] | None
 ) -> None:
   for name, value in own.items():
-    if fields is not None and fields.get(name) != value:
+    if fields is None or prompts.projected(name, fields):
+      continue
+    if fields.get(name) != value:
       raise ValueError(
         f'{function}: fields have {name}={fields.get(name)!r}, the adapter has'
         f' {value!r}.'

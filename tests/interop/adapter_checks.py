@@ -367,8 +367,8 @@ def _check_loaded(case: _Case) -> str:
     case.loaded.state, peftlib.trainable_filter(case.loaded.config), ...
   )
   count = transforms.param_count(own)
-  twice = expectations.COUNTED_TWICE.get(case.directory.name, 0)
-  if count != case.info['trainable'] - twice:
+  more = expectations.MORE_IN_PEFT.get(case.directory.name, 0)
+  if count != case.info['trainable'] - more:
     raise AssertionError(
       f'{count} trainable parameters, peft has {case.info["trainable"]}'
     )

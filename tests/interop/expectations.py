@@ -4,6 +4,7 @@
 PEFT_FAILS: dict[str, str] = {}
 
 _TIED = r'the head of this model is its table \(tie_embeddings=True\); peft'
+_NOT_BOTH = 'no method here is both'
 _NO_CONVOLUTION = 'a convolution: only LORA is known there'
 # Regular expressions that the refusal of `hf.load_adapter` has to match.
 REFUSED: dict[str, str] = {
@@ -23,11 +24,21 @@ REFUSED: dict[str, str] = {
   'lora, tied head and embeddings': _TIED,
   'lora, tied, head to save': _TIED,
   'lora, tied, modules_to_save': _TIED,
+  'lora, tokens of the head': (
+    "lm_head.kernel is of kind 'linear', not a table that is looked up"
+  ),
+  'olora, rslora': f"use_rslora and init_lora_weights='olora': {_NOT_BOTH}",
+  'pissa, dora': f"use_dora and init_lora_weights='pissa': {_NOT_BOTH}",
+  'pissa, rslora': f"use_rslora and init_lora_weights='pissa': {_NOT_BOTH}",
+  'pissa_niter_4': 'it changes the base weights in a way that is not in the',
   'vera, not saved': "its projections are torch's random numbers",
 }
 
-# Parameters of a head that is the table: peft has them, and counts them, twice.
-COUNTED_TWICE: dict[str, int] = {
+# Parameters that peft trains and are not among those that it saves, or twice.
+MORE_IN_PEFT: dict[str, int] = {
+  # The head is the table, and so is its adapter.
   'lora, tied head, ensure_weight_tying': (128 + 32) * 4,
   'lora, tied, ensure_weight_tying': (128 + 32) * 4,
+  # What makes the prefix: a table and two layers, for a prefix of 5 x 96.
+  'prefix, projection': 5 * 16 + (16 + 1) * 16 + (16 + 1) * 96 - 5 * 96,
 }

@@ -1,5 +1,6 @@
 import json
 import pathlib
+import shutil
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -66,8 +67,8 @@ class PromptsTest(parameterized.TestCase):
       self.assertEqual(config, before)
 
   @parameterized.parameters(
-    ('prefix', {'prefix_projection': True}, 'prefix_projection=True: the model'
-     ' needs False'),
+    ('prefix', {'prefix_projection': True, 'inference_mode': False},
+     'prefix_projection=True: the model needs False'),
     ('prompt', {'token_dim': 64}, 'token_dim=64: the model needs 32'),
     ('prompt', {'num_virtual_tokens': 4}, r'prompt_embeddings has shape'
      r' \(5, 32\); the fields and the model make it \(4, 32\)'),
@@ -85,6 +86,22 @@ class PromptsTest(parameterized.TestCase):
     safetensors_numpy.save_file(tensors, folder / 'adapter_model.safetensors')
     with self.assertRaisesRegex(ValueError, message):
       hf.load_adapter(folder, *self.base)
+
+  def test_a_projection_that_is_in_the_tensor_already(self):
+    root = pathlib.Path(self.create_tempdir().full_path)
+    theirs = root / 'theirs'
+    shutil.copytree(GOLDEN / 'prefix', theirs)
+    config = json.loads((theirs / 'adapter_config.json').read_text())
+    config['prefix_projection'] = True
+    (theirs / 'adapter_config.json').write_text(json.dumps(config))
+    loaded = hf.load_adapter(theirs, *self.base)
+    plain = hf.load_adapter(GOLDEN / 'prefix', *self.base)
+    chex.assert_trees_all_equal(loaded.state, plain.state)
+    split = loaded.graphdef, loaded.state
+    hf.save_adapter(root / 'ours', *split, fields=loaded.fields)
+    self.assertEqual(
+      json.loads((root / 'ours' / 'adapter_config.json').read_text()), config
+    )
 
   def test_other_fields_than_the_adapter_s(self):
     loaded = hf.load_adapter(GOLDEN / 'prompt', *self.base)
