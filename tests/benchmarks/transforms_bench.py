@@ -23,18 +23,30 @@ _VARIABLES = 2_000
 _LIMIT_US = 20.0
 
 
-def _best(*functions: Callable[[], Any], repeats: int = 15) -> list[float]:
-  """Returns the best seconds of each, taken in turns so that load is shared."""
-  times = [float('inf')] * len(functions)
+def _times(
+  *functions: Callable[[], Any], repeats: int = 25
+) -> list[list[float]]:
+  """Returns sorted seconds of each, run in turns so that load is shared."""
+  times: list[list[float]] = [[] for _ in functions]
   for function in functions:
     jax.block_until_ready(function())
   for _ in range(repeats):
-    for index, function in enumerate(functions):
+    for own, function in zip(times, functions, strict=True):
       gc.collect()
       start = time.perf_counter()
       jax.block_until_ready(function())
-      times[index] = min(times[index], time.perf_counter() - start)
-  return times
+      own.append(time.perf_counter() - start)
+  return [sorted(own) for own in times]
+
+
+def _medians(*functions: Callable[[], Any], repeats: int = 25) -> list[float]:
+  """What is compared: memory that is fresh or not makes single runs differ."""
+  return [own[repeats // 2] for own in _times(*functions, repeats=repeats)]
+
+
+def _best(function: Callable[[], Any]) -> float:
+  """What Python code takes when nothing disturbs it."""
+  return _times(function, repeats=15)[0][0]
 
 
 def _many(shape: tuple[int, ...], spec: Any) -> nnx.State:
@@ -58,7 +70,7 @@ def _reshard_large() -> tuple[str, float, float]:
   sharding = jax.NamedSharding(_mesh(), jax.P('x', 'y'))
   array = jnp.asarray(np.ones((4096, 4096), np.float32))
   state = nnx.State({'w': nnx.Param(array)})
-  ours, theirs = _best(
+  ours, theirs = _medians(
     lambda: transforms.reshard(state, sharding),
     lambda: jax.device_put(array, sharding),
   )
@@ -68,10 +80,10 @@ def _reshard_large() -> tuple[str, float, float]:
 def _reshard_small() -> tuple[str, float, float]:
   sharding = jax.NamedSharding(_mesh(), jax.P('x', 'y'))
   state = _many((32, 32), None)
-  ours, theirs = _best(
+  ours, theirs = _medians(
     lambda: transforms.reshard(state, sharding),
     lambda: jax.device_put(state, sharding),
-    repeats=6,
+    repeats=7,
   )
   return 'reshard 2,000 x 4 KB: times as fast as device_put', theirs / ours, 1.0
 
@@ -89,7 +101,7 @@ def _scan_axes() -> tuple[str, float, float]:
   def ours() -> nnx.State:
     return transforms.add_scan_axis(transforms.remove_scan_axis(state))
 
-  mine, theirs = _best(ours, flax)
+  mine, theirs = _medians(ours, flax)
   return 'remove and add scan axis: times as fast as flax', theirs / mine, 1.0
 
 
@@ -128,7 +140,7 @@ def _per_variable() -> list[tuple[str, float, float]]:
     ('param_bytes', lambda: transforms.param_bytes(stacked)),
   ]
   return [
-    (f'{name}: us a variable', _best(case)[0] / _VARIABLES * 1e6, _LIMIT_US)
+    (f'{name}: us a variable', _best(case) / _VARIABLES * 1e6, _LIMIT_US)
     for name, case in cases
   ]
 

@@ -135,6 +135,23 @@ class ReshardTest(parameterized.TestCase):
     result = transforms.reshard(_param(jnp.asarray(numbers)), sharding)
     self._check(_value(result), numbers, sharding)
 
+  @parameterized.product(
+    dtype=(np.float32, jnp.bfloat16, jnp.int4),
+    spec=(P('x', 'y'), P(None, 'y'), P('x'), P()),
+  )
+  def test_large_value(self, dtype, spec):
+    # From 4 MB on, parts that aren't contiguous are copied by several threads.
+    value = (np.arange(2048 * 4096) % 13 - 6).reshape(2048, 4096).astype(dtype)
+    result = _value(
+      transforms.reshard(_param(value), jax.NamedSharding(_mesh(), spec))
+    )
+    self.assertEqual(result.sharding.spec, spec)
+    for shard in result.addressable_shards:
+      np.testing.assert_array_equal(
+        np.asarray(shard.data).astype(np.float32),
+        value[shard.index].astype(np.float32),
+      )
+
   def test_sub_mesh_and_one_device(self):
     numbers = _numbers((8, 4))
     sub = jax.sharding.Mesh(np.array(jax.devices()[4:6]), ('x',))
