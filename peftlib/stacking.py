@@ -162,7 +162,8 @@ def init_stacked_train_state(
   """Makes the state of a run of many adapters at step 0.
 
   A hyperparameter of `optax.inject_hyperparams` has one value for each adapter
-  afterwards; replace it by an array of shape (adapters,) to give each its own.
+  afterwards; `optax.tree.set(train_state, learning_rate=rates)` with an array
+  of shape (adapters,) gives each its own.
 
   Args:
     stacked: From `stack_adapters`.
@@ -189,6 +190,7 @@ def make_stacked_train_step(
   tx: optax.GradientTransformation,
   *,
   mask: nnx.State | None = None,
+  batch_axis: int | None = 0,
   donate: bool = True,
 ) -> Callable[
   [training.TrainState, nnx.State, Any],
@@ -206,18 +208,20 @@ def make_stacked_train_step(
     tx: The optimizer of each adapter.
     mask: From `padding_mask`, to hold the padding of smaller ranks at zero
       under an optimizer that would move it, by noise for example.
+    batch_axis: Where the leaves of `batch` have the adapter axis; None if all
+      adapters see the same batch.
     donate: Whether the memory of the train state that goes in is reused.
 
   Returns:
     The step `(train_state, frozen, batch) -> (train_state, metrics)`. The
-    leaves of `batch` and of the metrics have the adapter axis in front.
+    metrics have the adapter axis in front.
   """
   one = training.make_train_step(graphdef, loss_fn, tx, donate=False)
 
   def step(
     train_state: training.TrainState, frozen: nnx.State, batch: Any
   ) -> tuple[training.TrainState, training.Metrics]:
-    new, metrics = jax.vmap(one, in_axes=(0, None, 0))(
+    new, metrics = jax.vmap(one, in_axes=(0, None, batch_axis))(
       _each(_without_axis, train_state), frozen, batch
     )
     new = _each(_with_axis, new)

@@ -66,13 +66,15 @@ def run(directory: pathlib.Path, steps: int = 40):
     peftlib.stack_adapters(adapters), tx, keys=keys
   )
   population = optax.tree.set(population, learning_rate=jnp.asarray(RATES))
-  step = peftlib.make_stacked_train_step(graphdef, loss_fn, tx)
-  batch = jnp.broadcast_to(tokens, (len(RATES), *tokens.shape))
+  # All see the same batch.
+  step = peftlib.make_stacked_train_step(
+    graphdef, loss_fn, tx, batch_axis=None
+  )
 
   history = []
   for _ in range(steps):
     with jax.transfer_guard('disallow'):
-      population, metrics = step(population, frozen, batch)
+      population, metrics = step(population, frozen, tokens)
     history.append(metrics)
 
   evaluate = peftlib.make_eval_step(graphdef, loss_fn)

@@ -260,6 +260,22 @@ class TrainTest(parameterized.TestCase):
     # A base of each would be a copy of each kernel.
     self.assertNotIn(f'f32[3,{W},{H}]', text.replace(f'f32[{L},{W},{H}]', ''))
 
+  def test_one_batch_for_all(self):
+    graphdef, start, frozen = _injected(2, cls=toy_models.Block)
+    stacked = peftlib.stack_adapters([_moved(start, i) for i in range(3)])
+    one = jax.tree.map(lambda x: x[0], _batches(3))
+    many = jax.tree.map(lambda x: jnp.stack([x] * 3), one)
+    found = []
+    for batch, axis in ((one, None), (many, 0)):
+      state = stacking.init_stacked_train_state(stacked, TX, keys=KEYS)
+      step = peftlib.make_stacked_train_step(
+        graphdef, _loss_fn, TX, batch_axis=axis
+      )
+      state, metrics = step(state, frozen, batch)
+      found.append((state.trainable, metrics))
+    self.assertEqual(found[0][1]['loss'].shape, (3,))
+    chex.assert_trees_all_close(*found, rtol=1e-5, atol=1e-6)
+
   def test_donates_the_train_state_unless_asked_not_to(self):
     graphdef, start, frozen = _injected(2, cls=toy_models.Block)
     stacked = peftlib.stack_adapters([start] * 3)
