@@ -14,8 +14,12 @@ chex.set_n_cpu_devices(8)
 if not flags.FLAGS.is_parsed():
   flags.FLAGS(['pytest'])
 
-# Compared bit for bit with programs that are compiled in another way.
-_OPTIMIZED = ('tests/peftlib/foreign_models_test.py',)
+_OPTIMIZED = (
+  # Runs longer than it compiles.
+  'tests/integration/qlora_test.py',
+  # Compares bit for bit with programs that are compiled in another way.
+  'tests/peftlib/foreign_models_test.py',
+)
 
 
 @pytest.fixture(autouse=True, scope='module')

@@ -67,9 +67,7 @@ def run(directory: pathlib.Path, steps: int = 40):
   )
   population = optax.tree.set(population, learning_rate=jnp.asarray(RATES))
   # All see the same batch.
-  step = peftlib.make_stacked_train_step(
-    graphdef, loss_fn, tx, batch_axis=None
-  )
+  step = peftlib.make_stacked_train_step(graphdef, loss_fn, tx, batch_axis=None)
 
   history = []
   for _ in range(steps):
