@@ -211,7 +211,11 @@ class BazelFilesTest(absltest.TestCase):
       if target.get('optimized')
     }
     self.assertEqual(
-      found, {_ROOT / 'tests' / 'peftlib' / 'foreign_models_test.py'}
+      found,
+      {
+        _ROOT / 'tests' / 'integration' / 'qlora_test.py',
+        _ROOT / 'tests' / 'peftlib' / 'foreign_models_test.py',
+      },
     )
 
   def test_import_of_a_missing_module_is_an_error(self):
