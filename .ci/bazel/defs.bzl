@@ -97,11 +97,16 @@ def _installed(venv):
     return sorted(names)
 
 def _venv_python_impl(ctx):
-    root = ctx.path(Label("//:WORKSPACE")).dirname
-    venv = root.get_child(".venv")
+    venv = ctx.path(Label("//:WORKSPACE")).dirname.get_child(".venv")
     python = venv.get_child("bin").get_child("python")
-    if not python.exists:
-        fail("No %s: run 'make venv' first." % python)
+
+    # Written last: without it, packages are still being installed.
+    stamp = venv.get_child(".stamp-packages")
+    if not python.exists or not stamp.exists:
+        fail("No %s, or not all of it: run 'make venv' first." % python)
+
+    # Asked for by its label, it has Bazel look again when it is another one.
+    ctx.path(Label("//:.venv/.stamp-packages"))
     ctx.file("BUILD", """\
 load("@bazel_tools//tools/python:toolchain.bzl", "py_runtime_pair")
 

@@ -24,6 +24,7 @@ _COMMAND_LINE = {'cli', 'demo'}
 # Processes that share the cases of a test file, where one took more than 100
 # seconds on two cores with ten processes more than they have room for.
 _SHARDS = {
+  'tests/integration/methods_matrix_test.py': 4,
   'tests/peftlib/generation_test.py': 4,
   'tests/peftlib/injection_test.py': 2,
   'tests/peftlib/stacking_test.py': 3,

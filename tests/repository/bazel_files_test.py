@@ -199,8 +199,6 @@ class BazelFilesTest(absltest.TestCase):
       with self.subTest(name):
         target = _targets(path.parent / 'BUILD')[path.stem]
         self.assertEqual(target['shard_count'], count)
-        # A shard without a case is a process for nothing.
-        self.assertGreaterEqual(path.read_text().count('  def test'), count)
 
   def test_what_conftest_optimizes_is_optimized(self):
     found = {
