@@ -65,10 +65,63 @@ def quantize_base(
   References:
     Dettmers et al., QLoRA, 2023 (nf4); the numerics are qwix's.
   """
+  graphdef, state, _ = _quantized(graphdef, state, config, inputs, named_inputs)
+  return graphdef, state
+
+
+class Planned(NamedTuple):
+  """A quantized model of which the weights are still to come.
+
+  Attributes:
+    graphdef: Its graph definition.
+    state: Its whole state; abstract.
+    quantizers: What `quantize_base` does to one layer of each weight that is
+      quantized, by the weight's path.
+  """
+
+  graphdef: nnx.GraphDef[Any]
+  state: nnx.State
+  quantizers: dict[tuple[str, ...], Callable[[jax.Array], qwix.QArray]]
+
+
+def plan_base(
+  graphdef: nnx.GraphDef[Any],
+  state: nnx.State,
+  config: config_lib.Config,
+  *inputs: Any,
+) -> Planned:
+  """Plans `quantize_base` for weights that come a layer at a time.
+
+  Args:
+    graphdef: Graph definition of the model.
+    state: Its whole state; abstract.
+    config: As for `quantize_base`.
+    *inputs: As for `quantize_base`.
+  """
+  graphdef, state, parts = _quantized(graphdef, state, config, inputs, {})
+  return Planned(
+    graphdef,
+    state,
+    {
+      (*map(str, part.op.path), *part.op.name.split('/')): part.quantize_layer
+      for part in parts
+    },
+  )
+
+
+def _quantized(
+  graphdef: nnx.GraphDef[Any],
+  state: nnx.State,
+  config: config_lib.Config,
+  inputs: tuple[Any, ...],
+  named_inputs: dict[str, Any],
+) -> tuple[nnx.GraphDef[Any], nnx.State, list['_Part']]:
+  """The quantized model, and what was done to which weight."""
   _checks.check_split('peftlib.quantize_base', graphdef, state)
   model = nnx.merge(graphdef, state, copy=True)
   modules = dict(nnx.iter_modules(model))
-  for part in _plan(model, config, inputs, named_inputs):
+  parts = _plan(model, config, inputs, named_inputs)
+  for part in parts:
     module = modules[part.op.path]
     weight = weight_ops.get_weight(module, part.op.name)
     value = weight.get_raw_value()
@@ -82,32 +135,8 @@ def quantize_base(
       part.op.name,
       interception.QuantizedWeight(jax.tree.map(wrap, array), part.how),
     )
-  return injection.split_onto(interception.wrapped(model), state)
-
-
-def quantizers(
-  graphdef: nnx.GraphDef[Any],
-  state: nnx.State,
-  config: config_lib.Config,
-  *inputs: Any,
-) -> dict[tuple[str, ...], Callable[[jax.Array], qwix.QArray]]:
-  """What `quantize_base` does to each weight, for who has a layer at a time.
-
-  Args:
-    graphdef: Graph definition of the model.
-    state: Its whole state, which may be abstract.
-    config: As for `quantize_base`.
-    *inputs: As for `quantize_base`.
-
-  Returns:
-    A function of one layer for each weight that is quantized, by its path.
-  """
-  _checks.check_split('peftlib.quantize_base', graphdef, state)
-  model = nnx.merge(graphdef, state, copy=True)
-  return {
-    (*map(str, part.op.path), *part.op.name.split('/')): part.quantize_layer
-    for part in _plan(model, config, inputs, {})
-  }
+  graphdef, state = injection.split_onto(interception.wrapped(model), state)
+  return graphdef, state, parts
 
 
 class _Part(NamedTuple):

@@ -117,10 +117,10 @@ def load(
   )
   quantizers: Mapping[tuple[str, ...], Any] = {}
   if quantize is not None:
-    split = (graphdef, abstract)
     tokens = jax.ShapeDtypeStruct((1, 8), 'int32')
-    quantizers = quantization.quantizers(*split, quantize, tokens)
-    graphdef, abstract = quantization.quantize_base(*split, quantize, tokens)
+    graphdef, abstract, quantizers = quantization.plan_base(
+      graphdef, abstract, quantize, tokens
+    )
   arrays, samples = _read_arrays(checkpoint, targets, config, quantizers)
   variables = {
     variable_path: variable.replace(arrays[variable_path])
