@@ -82,10 +82,11 @@ def fingerprint(state: nnx.State) -> str:
 def of_samples(
   samples: Mapping[str, tuple[tuple[int, ...], np.ndarray]],
 ) -> str:
-  """The fingerprint of weights by shape and `sample` of each, by its path.
+  """The fingerprint of weights of which only some values are at hand.
 
   Args:
-    samples: By the parts of a variable's path, joined by '.'.
+    samples: Shape of each weight, and its values at `sampled_indices`, by the
+      parts of its variable's path, joined by '.'.
 
   Returns:
     64 hexadecimal digits.
