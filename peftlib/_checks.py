@@ -1,5 +1,6 @@
 """Checks of arguments that every public function makes."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from flax import nnx
@@ -33,3 +34,12 @@ def check_state(function: str, name: str, state: Any) -> None:
       f'{function}: {name} is a {type(state).__name__}; it must be an'
       ' nnx.State, as nnx.split returns it.'
     )
+
+
+def some(items: Iterable[str], count: int = 5) -> str:
+  """Names for a message: the first ones, and how many more there are."""
+  items = list(items)
+  if not items:
+    return 'none'
+  more = f' and {len(items) - count} more' if len(items) > count else ''
+  return f'{", ".join(items[:count])}{more}'

@@ -73,10 +73,7 @@ def leaves_of(state: nnx.State) -> dict[str, tuple[tuple[int, ...], str]]:
   """Shape and dtype of each leaf, by its path."""
   return {
     name: (tuple(leaf.shape), str(leaf.dtype))
-    for name, leaf in (
-      (name, _key_data(leaf) if _is_key(leaf) else leaf)
-      for name, leaf in _named(state).items()
-    )
+    for name, leaf in _named(jax.tree.map(_untyped, state)).items()
   }
 
 
@@ -419,14 +416,17 @@ def _named_leaves(tree: Any) -> dict[str, Any]:
 
 
 def _storable(leaf: Any) -> Any:
-  if _is_key(leaf):
-    return _key_data(leaf)
+  leaf = _untyped(leaf)
   if leaf.dtype != jnp.uint4:
     return leaf
   # Tensorstore has no uint4 (the levels of nf4), but int4.
   if isinstance(leaf, jax.ShapeDtypeStruct):
     return leaf.update(dtype=jnp.int4)
   return jax.lax.bitcast_convert_type(leaf, jnp.int4)
+
+
+def _untyped(leaf: Any) -> Any:
+  return _key_data(leaf) if _is_key(leaf) else leaf
 
 
 def _key_data(key: Any) -> Any:

@@ -17,8 +17,6 @@ from peftlib import config as config_lib
 from peftlib import training
 import transforms
 
-_SHOWN = 5
-
 
 def assert_trainable(
   state: nnx.State,
@@ -84,10 +82,10 @@ def assert_trainable(
     matched.update(matching)
   extra = [path for path in trained if path not in matched]
   if extra:
-    problems.append(f'trained, but not named: {_listed(extra)}')
+    problems.append(f'trained, but not named: {_checks.some(extra)}')
   frozen = [path for path in matched if path not in trained]
   if frozen:
-    problems.append(f'named, but not trained: {_listed(frozen)}')
+    problems.append(f'named, but not trained: {_checks.some(frozen)}')
   if problems:
     raise AssertionError(
       f'{function}: {"; ".join(problems)}. Trained are {len(trained)} of '
@@ -99,8 +97,3 @@ def _paths(state: nnx.State) -> dict[str, None]:
   return {
     '/'.join(map(str, path)): None for path, _ in nnx.to_flat_state(state)
   }
-
-
-def _listed(paths: Sequence[str]) -> str:
-  more = len(paths) - _SHOWN
-  return ', '.join(paths[:_SHOWN]) + (f' and {more} more' if more > 0 else '')

@@ -24,6 +24,12 @@ def path_text(path: Sequence[Any]) -> str:
   return '/'.join(map(str, path))
 
 
+def listed(texts: Sequence[str], shown: int = 5) -> str:
+  """Returns the first texts for a message, and how many more there are."""
+  more = len(texts) - shown
+  return '; '.join(texts[:shown]) + (f'; and {more} more' if more > 0 else '')
+
+
 def check_no_module(function: str, *trees: Any) -> None:
   """Raises TypeError if a mutable module (or its GraphDef) was handed in.
 

@@ -27,7 +27,6 @@ from transforms import _checks
 from transforms import _leaves
 from transforms import metadata
 
-_SHOWN_DIFFERENCES = 5
 # Arrays of a kind in one call of a compiled transpose.
 _MOVED_AT_ONCE = 64
 
@@ -747,12 +746,9 @@ def _check_equal(states: Sequence[nnx.State]) -> None:
           for what, one, two in _differences(first[path], other[path])
         ]
     if found:
-      more = len(found) - _SHOWN_DIFFERENCES
       raise ValueError(
         f'stack_layers: layer {number} is unlike layer 0: '
-        + '; '.join(found[:_SHOWN_DIFFERENCES])
-        + (f'; and {more} more' if more > 0 else '')
-        + '.'
+        f'{_checks.listed(found)}.'
       )
 
 

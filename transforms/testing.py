@@ -24,7 +24,6 @@ from transforms import mapping
 from transforms import metadata
 from transforms import partitioning
 
-_SHOWN = 5
 _SHOWN_CHARACTERS = 80
 
 # Reported by jax through its public `jax.monitoring`, once for each program
@@ -94,7 +93,8 @@ def assert_states_share(a: nnx.State, b: nnx.State) -> None:
   if wrong:
     raise AssertionError(
       f'assert_states_share: {len(wrong)} of {len(paths)} leaves are not '
-      f'shared: {_listed(wrong)}. Each has to be the same object in both.'
+      f'shared: {_checks.listed(wrong)}. Each has to be the same object in '
+      'both.'
     )
 
 
@@ -150,18 +150,19 @@ def assert_only_changed(
   if rebuilt:
     raise AssertionError(
       f'{function}: {_count(rebuilt, "change")} of structure: '
-      f'{_listed(rebuilt)}. Paths, types, shapes and dtypes have to stay.'
+      f'{_checks.listed(rebuilt)}. Paths, types, shapes and dtypes have to '
+      'stay.'
     )
   outside = [str(item) for item in differences if item.path not in matching]
   if outside:
     raise AssertionError(
       f'{function}: {_count(outside, "change")} outside of the filter '
-      f'{_text(filters)}: {_listed(outside)}.'
+      f'{_text(filters)}: {_checks.listed(outside)}.'
     )
   if not differences and not nothing:
     raise AssertionError(
       f'{function}: nothing changed, also none of what matches '
-      f'{_text(filters)}: {_listed(sorted(matching))}.'
+      f'{_text(filters)}: {_checks.listed(sorted(matching))}.'
     )
 
 
@@ -214,7 +215,8 @@ def assert_specs_match(
   if wrong:
     fit = "doesn't fit" if len(wrong) == 1 else "don't fit"
     raise AssertionError(
-      f'assert_specs_match: {_count(wrong, "spec")} {fit}: {_listed(wrong)}.'
+      f'assert_specs_match: {_count(wrong, "spec")} {fit}: '
+      f'{_checks.listed(wrong)}.'
     )
 
 
@@ -249,7 +251,7 @@ def assert_no_abstract_leaves(state: nnx.State) -> None:
   if wrong:
     raise AssertionError(
       f'assert_no_abstract_leaves: {len(wrong)} of {len(leaves)} leaves hold '
-      f'no array: {_listed(wrong)}.'
+      f'no array: {_checks.listed(wrong)}.'
     )
 
 
@@ -293,7 +295,8 @@ def assert_same_graph(a: Any, b: Any) -> None:
     ]
   if found:
     raise AssertionError(
-      f'assert_same_graph: {_count(found, "difference")}: {_listed(found)}.'
+      f'assert_same_graph: {_count(found, "difference")}: '
+      f'{_checks.listed(found)}.'
     )
 
 
@@ -417,7 +420,7 @@ def assert_bytes_at_most(
   if total > limit:
     # Stable, so that equal ones stay in the order of their paths.
     sizes.sort(key=lambda item: -item[0])
-    listed = _listed([f'{text}: {size:,} bytes' for size, text in sizes])
+    listed = _checks.listed([f'{text}: {size:,} bytes' for size, text in sizes])
     raise AssertionError(
       f'{function}: {total:,} bytes are more than {limit:,}; the largest: '
       f'{listed}.'
@@ -498,7 +501,7 @@ def _changed_arguments(before: _Signature | None, now: _Signature) -> str:
     if one.get(key) != two.get(key)
   ]
   if changed:
-    return f' Since the last time: {_listed(changed)}.'
+    return f' Since the last time: {_checks.listed(changed)}.'
   if before.structure != now.structure:
     return (
       ' Since the last time, what is static in the arguments differs: their '
@@ -718,8 +721,3 @@ def _text(value: Any) -> str:
 
 def _count(found: Sequence[str], noun: str) -> str:
   return f'{len(found)} {noun}' + ('' if len(found) == 1 else 's')
-
-
-def _listed(texts: Sequence[str]) -> str:
-  more = len(texts) - _SHOWN
-  return '; '.join(texts[:_SHOWN]) + (f'; and {more} more' if more > 0 else '')

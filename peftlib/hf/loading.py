@@ -153,7 +153,8 @@ def _of_tied(
     ]
   if strangers:
     raise ValueError(
-      f'peftlib.hf.load_adapter: {bridge.peft_type} with {_some(strangers)}:'
+      f'peftlib.hf.load_adapter: {bridge.peft_type} with'
+      f' {_checks.some(strangers)}:'
       ' the head of this model is its table (tie_embeddings=True); peft'
       ' adapts only one of them without ensure_weight_tying=True.'
     )
@@ -184,7 +185,7 @@ def _by_module(
   if strangers:
     raise ValueError(
       'peftlib.hf.load_adapter: tensors of modules that the model has not:'
-      f' {_some(strangers)}.'
+      f' {_checks.some(strangers)}.'
     )
   return grouped, shared
 
@@ -203,7 +204,8 @@ def _chosen(
   strange = [m for m in chosen if places[m].weight not in bridge.weights]
   if strange:
     raise ValueError(
-      f'peftlib.hf.load_adapter: {bridge.peft_type} of {_some(strange)}: not a'
+      f'peftlib.hf.load_adapter: {bridge.peft_type} of'
+      f' {_checks.some(strange)}: not a'
       f' {" or ".join(bridge.weights)}, and nothing else is known here.'
     )
   chosen += of_parameters
@@ -217,8 +219,8 @@ def _chosen(
   if missing or surplus:
     raise ValueError(
       'peftlib.hf.load_adapter: target_modules and its companions mean'
-      f' {len(chosen)} modules; without tensors: {_some(missing)}; with tensors'
-      f' though not meant: {_some(surplus)}.'
+      f' {len(chosen)} modules; without tensors: {_checks.some(missing)}; with'
+      f' tensors though not meant: {_checks.some(surplus)}.'
     )
   _check_whole(fields, places, grouped)
   unknown = [
@@ -230,7 +232,7 @@ def _chosen(
   if unknown:
     raise ValueError(
       f'peftlib.hf.load_adapter: tensors that {bridge.peft_type} has not:'
-      f' {_some(unknown)}.'
+      f' {_checks.some(unknown)}.'
     )
   return chosen
 
@@ -257,8 +259,8 @@ def _check_whole(
       raise ValueError(
         f'peftlib.hf.load_adapter: {field}={fields.get(field)!r} means'
         f' {len(meant)} modules; without tensors:'
-        f' {_some(sorted(meant - have))}; with tensors though not meant:'
-        f' {_some(sorted(have - meant))}.'
+        f' {_checks.some(sorted(meant - have))}; with tensors though not meant:'
+        f' {_checks.some(sorted(have - meant))}.'
       )
   for name in fields.get('modules_to_save') or ():
     if not selection.whole({'modules_to_save': [name]}, places):
@@ -319,12 +321,10 @@ def _rules(
           ' scales it too, which is not known here.'
         )
       parameters.check('peftlib.hf.load_adapter', place, method)
-      meant = place.variable if place.parameter else place.path
-      found.setdefault((meant, method), []).append(place.layer)
+      found.setdefault((place.target, method), []).append(place.layer)
   counts: dict[tuple[str, ...], int] = {}
   for place in places.values():
-    own_path = place.variable if place.parameter else place.path
-    counts[own_path] = counts.get(own_path, 0) + 1
+    counts[place.target] = counts.get(place.target, 0) + 1
   for path, layers in trained.items():
     if None not in layers and len(layers) != counts[path[:-1]]:
       raise ValueError(
@@ -496,7 +496,7 @@ def _check_used(
   if left:
     raise ValueError(
       'peftlib.hf.load_adapter: tensors for which the fields have no use:'
-      f' {_some(left)}.'
+      f' {_checks.some(left)}.'
     )
 
 
@@ -533,11 +533,3 @@ def _with_whole(
       variable = variable.replace(jnp.asarray(old))
     flat.append((path, variable))
   return nnx.from_flat_state(flat)
-
-
-def _some(items: Iterable[str], count: int = 5) -> str:
-  items = list(items)
-  if not items:
-    return 'none'
-  more = f' and {len(items) - count} more' if len(items) > count else ''
-  return f'{", ".join(items[:count])}{more}'

@@ -45,6 +45,11 @@ class Place:
     """The path of our weight."""
     return (*self.path, self.weight)
 
+  @property
+  def target(self) -> tuple[str, ...]:
+    """The path by which a rule means it: of our module, or of a parameter."""
+    return self.variable if self.parameter else self.path
+
   def from_hf(self, weight: np.ndarray) -> np.ndarray:
     """Our weight of HF's."""
     if not self.transposed:

@@ -16,8 +16,6 @@ from peftlib import training
 from peftlib import weight_ops
 from peftlib.methods import lora
 
-_LABELS_SHOWN = 5
-
 
 def merged(
   what: str, graphdef: nnx.GraphDef[Any], state: nnx.State, adapter: str
@@ -57,12 +55,6 @@ def is_quantized(module: nnx.Module, slot: slots_lib.Slot) -> bool:
 
 def path_of(path: tuple[Any, ...], slot: slots_lib.Slot) -> tuple[str, ...]:
   return (*map(str, path), *slot.op.name.split('/'))
-
-
-def shown(labels: list[str]) -> str:
-  more = len(labels) - _LABELS_SHOWN
-  text = ', '.join(labels[:_LABELS_SHOWN])
-  return f'{text} and {more} more' if more > 0 else text
 
 
 def batched(f: Callable[..., Any], op: weight_ops.WeightOp) -> Any:

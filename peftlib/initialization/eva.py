@@ -8,6 +8,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from peftlib import _checks
 from peftlib import frozen_ops
 from peftlib import injection
 from peftlib import merging
@@ -122,7 +123,7 @@ def initialize_eva(
     merging.drop(module, probe)
   if unseen:
     raise ValueError(
-      f'{what}: the loss does not depend on {_common.shown(unseen)}, or it had'
+      f'{what}: the loss does not depend on {_checks.some(unseen)}, or it had'
       ' fewer than two inputs, so nothing is known of them.'
     )
   return injection.split_onto(model, state, replaced)[1]

@@ -6,6 +6,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from peftlib import _checks
 from peftlib import config as config_lib
 from peftlib import injection
 from peftlib import interception
@@ -98,7 +99,7 @@ def initialize_loftq(
   ]
   if left_out:
     raise ValueError(
-      f'{what}: the config does not quantize {_common.shown(left_out)}; LoftQ'
+      f'{what}: the config does not quantize {_checks.some(left_out)}; LoftQ'
       ' starts an adapter at the error of its own quantized weight.'
     )
   replaced = set()
