@@ -22,6 +22,7 @@ import peftlib
 from peftlib import hf
 from peftlib import methods
 from peftlib import models
+from tests.peftlib import scanned_model
 import transforms
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -60,39 +61,6 @@ _COLUMNS = (
   'HF in',
   'HF out',
 )
-
-
-class Block(nnx.Module):
-  """One layer of `Stack`."""
-
-  def __init__(self, *, rngs: nnx.Rngs):
-    self.up_proj = nnx.Linear(16, 32, use_bias=False, rngs=rngs)
-    self.down_proj = nnx.Linear(32, 16, use_bias=False, rngs=rngs)
-
-  def __call__(self, x: jax.Array) -> jax.Array:
-    return x + self.down_proj(jnp.tanh(self.up_proj(x)))
-
-
-class Stack(nnx.Module):
-  """A scanned model that compiles faster than a decoder."""
-
-  def __init__(self, *, rngs: nnx.Rngs):
-    self.embed_tokens = nnx.Embed(32, 16, rngs=rngs)
-    self.head = nnx.Linear(16, 32, use_bias=False, rngs=rngs)
-
-    @nnx.split_rngs(splits=2)
-    @nnx.vmap(in_axes=0, out_axes=0)
-    def make(rngs: nnx.Rngs) -> Block:
-      return Block(rngs=rngs)
-
-    self.layers = make(rngs)
-
-  def __call__(self, tokens: jax.Array) -> jax.Array:
-    @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
-    def run(block: Block, x: jax.Array) -> jax.Array:
-      return block(x)
-
-    return self.head(jnp.tanh(run(self.layers, self.embed_tokens(tokens))))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,7 +224,7 @@ CHECKS: dict[str, Callable[[Case], Any]] = {
 
 def row(name: str) -> list[str]:
   """The row of a method: yes, or no where it says that it can't."""
-  case = make(name, Stack(rngs=nnx.Rngs(0)))
+  case = make(name, scanned_model.Stack(rngs=nnx.Rngs(0)))
   # What HF peft saves is of a model that transformers has.
   decoder = make(name, models.Decoder(_CONFIG, rngs=nnx.Rngs(0)))
   cells = []

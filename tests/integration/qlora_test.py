@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import json
 
@@ -19,13 +20,7 @@ import transforms
 STEPS = 50
 KEY = jax.random.key(0)
 CONFIG = peftlib.LoraConfig(module_path='all-linear', rank=8, alpha=16.0)
-QUANTIZED = peftlib.LoraConfig(
-  module_path='all-linear',
-  rank=8,
-  alpha=16.0,
-  weight_qtype='nf4',
-  tile_size=64,
-)
+QUANTIZED = dataclasses.replace(CONFIG, weight_qtype='nf4', tile_size=64)
 
 
 def batches():

@@ -8,32 +8,11 @@ import numpy as np
 
 import peftlib
 from peftlib import models
+from tests.peftlib import nf4
 from tests.peftlib import toy_models
 
 P = jax.sharding.PartitionSpec
 KEY = jax.random.key(0)
-
-# Appendix E of Dettmers et al., QLoRA, 2023.
-NF4 = np.array(
-  [
-    -1.0,
-    -0.6961928009986877,
-    -0.5250730514526367,
-    -0.39491748809814453,
-    -0.28444138169288635,
-    -0.18477343022823334,
-    -0.09105003625154495,
-    0.0,
-    0.07958029955625534,
-    0.16093020141124725,
-    0.24611230194568634,
-    0.33791524171829224,
-    0.44070982933044434,
-    0.5626170039176941,
-    0.7229568362236023,
-    1.0,
-  ]
-)
 
 
 def _config(qtype, tile_size=None, **kwargs):
@@ -53,8 +32,7 @@ def _round_trip(weight, qtype, tile_size):
   tiles = weight.reshape(-1, tile_size or k, n)
   absmax = np.abs(tiles).max(axis=1, keepdims=True)
   if qtype == 'nf4':
-    nearest = np.abs(tiles[..., None] / absmax[..., None] - NF4).argmin(-1)
-    return (NF4[nearest] * absmax).reshape(k, n)
+    return nf4.rounded(tiles, axis=1).reshape(k, n)
   # Symmetric; qwix scales to half a step beyond the largest integer.
   half = {'int8': 127.5, 'int4': 7.5}[qtype]
   scale = absmax / half
@@ -330,9 +308,7 @@ class AgainstThePaperTest(parameterized.TestCase):
     weight = np.asarray(model.kernel.get_value(), np.float64)
     # Tiles along the contracted axis, each scaled by its largest magnitude.
     tiles = weight.reshape(256 // tile, tile, 96)
-    scales = np.abs(tiles).max(1, keepdims=True)
-    nearest = np.abs((tiles / scales)[..., None] - NF4).argmin(-1)
-    expected = np.linalg.norm(NF4[nearest] * scales - tiles)
+    expected = np.linalg.norm(nf4.rounded(tiles, axis=1) - tiles)
     quantized = peftlib.quantize_base(
       *nnx.split(model),
       peftlib.LoraConfig(weight_qtype='nf4', tile_size=tile),

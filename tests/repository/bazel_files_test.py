@@ -8,6 +8,7 @@ import tempfile
 from absl.testing import absltest
 
 from peftlib import __main__ as command_line
+from peftlib import methods
 from tests.repository import bazel_files
 from tests.repository import import_graph
 
@@ -199,6 +200,12 @@ class BazelFilesTest(absltest.TestCase):
       with self.subTest(name):
         target = _targets(path.parent / 'BUILD')[path.stem]
         self.assertEqual(target['shard_count'], count)
+        # A shard without a case is a process for nothing. What is a case for
+        # each method counts as so many.
+        cases = path.read_text().count('  def test')
+        if path.stem == 'methods_matrix_test':
+          cases += len(methods.registry()) - 1
+        self.assertGreaterEqual(cases, count)
 
   def test_what_conftest_optimizes_is_optimized(self):
     found = {

@@ -13,6 +13,7 @@ from safetensors import numpy as safetensors_numpy
 import peftlib
 from peftlib import hf
 from peftlib import methods
+from tests.peftlib.hf import theirs
 
 chex.set_n_cpu_devices(8)
 
@@ -60,34 +61,23 @@ def places(transposed):
   return {'conv': hf.Place('conv', ('conv',), 'kernel', None, transposed)}
 
 
-def draw(*shape):
-  return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
-
-
 class ConvolutionsTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     self.root = pathlib.Path(self.create_tempdir().full_path)
-    self.kernel = draw(4, 3, 3, 2)
+    self.kernel = theirs.draw(4, 3, 3, 2)
 
   def write(self, fields, tensors):
-    folder = self.root / 'theirs'
-    folder.mkdir()
-    (folder / 'adapter_config.json').write_text(json.dumps(FIELDS | fields))
-    safetensors_numpy.save_file(
-      {PREFIX + name: value for name, value in tensors.items()},
-      folder / 'adapter_model.safetensors',
-    )
-    return folder
+    return theirs.write(self.root / 'theirs', FIELDS | fields, tensors, PREFIX)
 
   @parameterized.product(model=(Flax, LikeTorch), dora=(False, True))
   def test_there_and_back(self, model, dora):
-    a, b = draw(2, 3, 3, 2), draw(4, 2, 1, 1)
+    a, b = theirs.draw(2, 3, 3, 2), theirs.draw(4, 2, 1, 1)
     tensors = {'lora_A.weight': a, 'lora_B.weight': b}
     # What peft computes, from its tensors as they are: 6 / 2 is the scale.
     merged = self.kernel + 3 * np.einsum('rihw,or->oihw', a, b[..., 0, 0])
     if dora:
-      tensors['lora_magnitude_vector'] = draw(1, 4, 1, 1)
+      tensors['lora_magnitude_vector'] = theirs.draw(1, 4, 1, 1)
       norm = np.linalg.norm(merged.reshape(4, -1), axis=1)
       factor = tensors['lora_magnitude_vector'].reshape(-1) / norm
       merged = merged * factor[:, None, None, None]
@@ -111,7 +101,7 @@ class ConvolutionsTest(parameterized.TestCase):
     self.assertIsNone(config['task_type'])
 
   def test_trained_whole(self):
-    weight = draw(4, 3, 3, 2) + 1
+    weight = theirs.draw(4, 3, 3, 2) + 1
     folder = self.write(
       {'target_modules': [], 'modules_to_save': ['conv']}, {'weight': weight}
     )
@@ -145,10 +135,10 @@ class ConvolutionsTest(parameterized.TestCase):
     ):
       hf.save_adapter(folder, *split, places=places(True))
     self.assertFalse(folder.exists())
-    factors = {'hada_w1_a': draw(4, 2), 'hada_w1_b': draw(2, 18)}
-    factors |= {'hada_w2_a': draw(4, 2), 'hada_w2_b': draw(2, 18)}
-    theirs = self.write({'peft_type': 'LOHA', 'alpha': 2, 'r': 2}, factors)
-    (theirs / 'adapter_config.json').write_text(
+    factors = {'hada_w1_a': theirs.draw(4, 2), 'hada_w1_b': theirs.draw(2, 18)}
+    factors |= {'hada_w2_a': theirs.draw(4, 2), 'hada_w2_b': theirs.draw(2, 18)}
+    written = self.write({'peft_type': 'LOHA', 'alpha': 2, 'r': 2}, factors)
+    (written / 'adapter_config.json').write_text(
       json.dumps(
         {'peft_type': 'LOHA', 'target_modules': ['conv'], 'r': 2, 'alpha': 2}
       )
@@ -156,7 +146,7 @@ class ConvolutionsTest(parameterized.TestCase):
     with self.assertRaisesRegex(
       ValueError, 'load_adapter: LOHA of conv, a convolution: only LORA'
     ):
-      hf.load_adapter(theirs, *nnx.split(model), IMAGES, places=places(True))
+      hf.load_adapter(written, *nnx.split(model), IMAGES, places=places(True))
 
   def test_groups(self):
     class Grouped(nnx.Module):
@@ -170,7 +160,10 @@ class ConvolutionsTest(parameterized.TestCase):
 
     config = peftlib.LoraConfig(rank=2)
     split = peftlib.inject(
-      *nnx.split(Grouped()), config, draw(1, 5, 5, 4), key=jax.random.key(0)
+      *nnx.split(Grouped()),
+      config,
+      theirs.draw(1, 5, 5, 4),
+      key=jax.random.key(0),
     )
     with self.assertRaisesRegex(
       ValueError, 'save_adapter: conv is a convolution in groups'

@@ -14,6 +14,7 @@ import peftlib
 from peftlib import hf
 from peftlib import methods
 from peftlib.hf import parameters
+from tests.peftlib.hf import theirs
 
 chex.set_n_cpu_devices(8)
 
@@ -45,18 +46,14 @@ class Experts(nnx.Module):
     return jnp.einsum('ebi,eio->ebo', inner, self.experts.down.get_value())
 
 
-def draw(*shape):
-  return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
-
-
 # (experts, inputs, outputs)
-UP, DOWN = draw(3, 4, 6), draw(3, 6, 4)
+UP, DOWN = theirs.draw(3, 4, 6), theirs.draw(3, 6, 4)
 # As peft has them: the first parameter is wrapped innermost.
 TENSORS = {
-  'base_layer.lora_A.weight': draw(6, 4),
-  'base_layer.lora_B.weight': draw(6, 6),
-  'lora_A.weight': draw(3, 6),
-  'lora_B.weight': draw(4, 3),
+  'base_layer.lora_A.weight': theirs.draw(6, 4),
+  'base_layer.lora_B.weight': theirs.draw(6, 6),
+  'lora_A.weight': theirs.draw(3, 6),
+  'lora_B.weight': theirs.draw(4, 3),
 }
 
 
@@ -77,14 +74,7 @@ class ParametersTest(parameterized.TestCase):
     self.root = pathlib.Path(self.create_tempdir().full_path)
 
   def write(self, fields, tensors):
-    folder = self.root / 'theirs'
-    folder.mkdir()
-    (folder / 'adapter_config.json').write_text(json.dumps(FIELDS | fields))
-    safetensors_numpy.save_file(
-      {PREFIX + name: value for name, value in tensors.items()},
-      folder / 'adapter_model.safetensors',
-    )
-    return folder
+    return theirs.write(self.root / 'theirs', FIELDS | fields, tensors, PREFIX)
 
   def test_there_and_back(self):
     folder = self.write({'rank_pattern': {'down': 1}}, TENSORS)

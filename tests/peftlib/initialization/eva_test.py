@@ -8,7 +8,7 @@ import numpy as np
 
 import peftlib
 from peftlib import methods
-from tests.peftlib.initialization import models
+from tests.peftlib import scanned_model
 
 KEY = jax.random.key(0)
 TOKENS = jax.random.randint(jax.random.key(5), (4, 12), 0, 32)
@@ -22,7 +22,7 @@ def loss_fn(model, batch, rngs):
 
 def inputs_of(state):
   """What goes into each layer's two weights, in numpy."""
-  values = models.values_of(state)
+  values = scanned_model.values_of(state)
   x = values['embedding'][np.asarray(TOKENS)].reshape(-1, 16)
   found = {'up_proj': [], 'down_proj': []}
   for up, down in zip(values['up'], values['down'], strict=True):
@@ -45,7 +45,7 @@ def up_to_sign(a, like):
 
 class EvaTest(parameterized.TestCase):
   def injected(self, *weights, **fields):
-    base = nnx.split(models.Stack(rngs=nnx.Rngs(0)))
+    base = nnx.split(scanned_model.Stack(rngs=nnx.Rngs(0)))
     rule = peftlib.Rule(weights, methods.Lora(rank=RANK), **fields)
     config = peftlib.AdapterConfig((rule,))
     return base, peftlib.inject(*base, config, TOKENS, key=KEY)
@@ -109,7 +109,7 @@ class EvaTest(parameterized.TestCase):
       peftlib.initialize_eva(graphdef, state, loss_fn, [TOKENS], key=KEY)
 
   def test_rank_is_too_large(self):
-    base = nnx.split(models.Stack(rngs=nnx.Rngs(0)))
+    base = nnx.split(scanned_model.Stack(rngs=nnx.Rngs(0)))
     config = peftlib.LoraConfig(module_path=('up_proj',), rank=17)
     graphdef, state = peftlib.inject(*base, config, TOKENS, key=KEY)
     with self.assertRaisesRegex(
@@ -132,7 +132,7 @@ class EvaTest(parameterized.TestCase):
       )
 
   def test_other_method(self):
-    base = nnx.split(models.Stack(rngs=nnx.Rngs(0)))
+    base = nnx.split(scanned_model.Stack(rngs=nnx.Rngs(0)))
     rule = peftlib.Rule(('up_proj',), methods.Pissa(rank=2))
     graphdef, state = peftlib.inject(
       *base, peftlib.AdapterConfig((rule,)), TOKENS, key=KEY
@@ -143,7 +143,7 @@ class EvaTest(parameterized.TestCase):
       peftlib.initialize_eva(graphdef, state, loss_fn, [TOKENS], key=KEY)
 
   def test_module_instead_of_state(self):
-    model = models.Stack(rngs=nnx.Rngs(0))
+    model = scanned_model.Stack(rngs=nnx.Rngs(0))
     with self.assertRaisesRegex(TypeError, 'peftlib.initialize_eva: '):
       peftlib.initialize_eva(model, model, loss_fn, [TOKENS], key=KEY)
 

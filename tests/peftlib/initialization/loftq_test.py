@@ -7,7 +7,8 @@ import numpy as np
 
 import peftlib
 from peftlib import methods
-from tests.peftlib.initialization import models
+from tests.peftlib import nf4
+from tests.peftlib import scanned_model
 
 KEY = jax.random.key(0)
 TOKENS = jnp.arange(12).reshape(2, 6)
@@ -15,7 +16,7 @@ METHOD = methods.Lora(rank=3, alpha=6)
 
 
 def adapted(*rules):
-  base = nnx.split(models.Stack(rngs=nnx.Rngs(0)))
+  base = nnx.split(scanned_model.Stack(rngs=nnx.Rngs(0)))
   config = peftlib.AdapterConfig(rules)
   return base[1], config, peftlib.inject(*base, config, TOKENS, key=KEY)
 
@@ -25,40 +26,21 @@ def rule(*weights, **fields):
   return peftlib.Rule(weights, METHOD, **fields)
 
 
-# The levels of NF4 as QLoRA's paper gives them.
-LEVELS = np.array([
-  -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
-  -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
-  0.07958029955625534, 0.16093020141124725, 0.24611230194568634,
-  0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
-  0.7229568362236023, 1.0,
-])  # fmt: skip
-
-
-def rounded(value):
-  """A (16, columns) weight after NF4 with one scale a column, in numpy."""
-  scale = np.abs(value).max(0)
-  nearest = np.abs((value / scale)[..., None] - LEVELS).argmin(-1)
-  return LEVELS[nearest] * scale
-
-
 class LoftqTest(parameterized.TestCase):
   @parameterized.parameters(1, 2)
   def test_alternates_between_rounding_and_svd(self, iterations):
     before, config, split = adapted(rule('up_proj'))
-    _, state = peftlib.initialize_loftq(
+    graphdef, state = peftlib.initialize_loftq(
       *split, config, TOKENS, iterations=iterations
     )
     module = state['layers']['up_proj']
     a, b = module['kernel_lora_a'][...], module['kernel_lora_b'][...]
-    _, plain = peftlib.dequantize_base(
-      *peftlib.initialize_loftq(*split, config, TOKENS, iterations=iterations)
-    )
+    _, plain = peftlib.dequantize_base(graphdef, state)
     base = plain['layers']['up_proj']['kernel'][...]
-    for layer, value in enumerate(models.values_of(before)['up']):
+    for layer, value in enumerate(scanned_model.values_of(before)['up']):
       left = value
       for _ in range(iterations):
-        expected = rounded(left)
+        expected = nf4.rounded(left, axis=0)
         u, s, vt = np.linalg.svd(value - expected, full_matrices=False)
         update = (u[:, :3] * s[:3]) @ vt[:3]
         left = value - update
@@ -119,7 +101,7 @@ class LoftqTest(parameterized.TestCase):
       peftlib.initialize_loftq(*split, config, TOKENS)
 
   def test_rank_is_too_large(self):
-    base = nnx.split(models.Stack(rngs=nnx.Rngs(0)))
+    base = nnx.split(scanned_model.Stack(rngs=nnx.Rngs(0)))
     config = peftlib.LoraConfig(
       module_path=('up_proj',), rank=17, weight_qtype='int8'
     )

@@ -7,7 +7,7 @@ import numpy as np
 
 import peftlib
 from peftlib import methods
-from tests.peftlib.initialization import models
+from tests.peftlib import scanned_model
 
 KEY = jax.random.key(0)
 TOKENS = jax.random.randint(jax.random.key(5), (4, 12), 0, 32)
@@ -21,15 +21,15 @@ def loss_fn(model, batch, rngs):
 def plain_loss(up, values, head, tokens):
   """The loss as a function of one weight, without any of our code."""
   x = values['embedding'][tokens]
-  for layer in range(models.LAYERS):
+  for layer in range(scanned_model.LAYERS):
     x = x + jnp.tanh(x @ up[layer]) @ values['down'][layer]
-  return jnp.mean((x @ head) ** 2)
+  return jnp.mean((jnp.tanh(x) @ head) ** 2)
 
 
 class LoraGaTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
-    self.base = nnx.split(models.Stack(rngs=nnx.Rngs(0)))
+    self.base = nnx.split(scanned_model.Stack(rngs=nnx.Rngs(0)))
 
   def injected(self, method, *weights, **fields):
     rule = peftlib.Rule(weights, method, **fields)
@@ -49,7 +49,7 @@ class LoraGaTest(parameterized.TestCase):
   def test_singular_vectors_of_the_mean_gradient(self, method, scale):
     graphdef, state = self.injected(method, 'up_proj')
     new = self.start(graphdef, state, scale=scale)
-    values = models.values_of(self.base[1])
+    values = scanned_model.values_of(self.base[1])
     head = self.base[1]['head']['kernel'][...]
     gradient = np.asarray(
       jax.grad(plain_loss)(
@@ -57,7 +57,7 @@ class LoraGaTest(parameterized.TestCase):
       )
     )
     module = new['layers']['up_proj']
-    for layer in range(models.LAYERS):
+    for layer in range(scanned_model.LAYERS):
       u, s, vt = np.linalg.svd(gradient[layer], full_matrices=False)
       # The first of the singular vectors for a, the second ones for b.
       product = u[:, :3] @ (s[3:6, None] * vt[3:6])
@@ -101,7 +101,7 @@ class LoraGaTest(parameterized.TestCase):
     new = self.start(graphdef, state)
     module = new['layers']['up_proj']
     self.assertEqual(module['kernel_lora_a'].shape, (1, 16, 3))
-    before = models.values_of(self.base[1])['up']
+    before = scanned_model.values_of(self.base[1])['up']
     after = np.asarray(module['kernel'][...])
     np.testing.assert_array_equal(after[0], before[0])
     self.assertGreater(np.abs(after[1] - before[1]).max(), 0)

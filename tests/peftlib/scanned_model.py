@@ -1,4 +1,4 @@
-"""A scanned model whose forward pass a test writes down in three lines."""
+"""A scanned model that compiles fast, and is three lines when written down."""
 
 from flax import nnx
 import jax
@@ -37,7 +37,7 @@ class Stack(nnx.Module):
     return run(self.layers, self.embed_tokens(tokens))
 
   def __call__(self, tokens: jax.Array) -> jax.Array:
-    return self.head(self.hidden(tokens))
+    return self.head(jnp.tanh(self.hidden(tokens)))
 
 
 def values_of(state):
