@@ -216,7 +216,8 @@ def _base(path: pathlib.Path) -> _Base:
   return _Base((loaded.graphdef, loaded.state), ids, tensors['logits'])
 
 
-def _difference(ours: Any, theirs: Any, tolerance: float = _TOLERANCE) -> float:
+def difference(ours: Any, theirs: Any, tolerance: float = _TOLERANCE) -> float:
+  """The largest difference of logits; AssertionError if it is too large."""
   ours, theirs = np.asarray(ours), np.asarray(theirs)
   if ours.shape != theirs.shape:
     raise AssertionError(f'shapes {ours.shape} and {theirs.shape}')
@@ -231,7 +232,7 @@ def _difference(ours: Any, theirs: Any, tolerance: float = _TOLERANCE) -> float:
 def _check_base(base: _Base) -> str:
   graphdef, state = base.split
   logits = _trained(graphdef, state, ..., base.inputs, 0)[0]
-  return f'logits differ by {_difference(logits, base.logits):.1e}'
+  return f'logits differ by {difference(logits, base.logits):.1e}'
 
 
 def _check_none(missing: list[str]) -> str:
@@ -362,7 +363,7 @@ def _check_loaded(case: _Case) -> str:
   moved = np.abs(golden['logits'] - golden['base_logits']).max()
   if not moved > 1e-3:
     raise AssertionError(f'the adapter moves logits by {moved:.1e} alone')
-  difference = _difference(case.trained[0], golden['logits'])
+  error = difference(case.trained[0], golden['logits'])
   own, _ = transforms.partition(
     case.loaded.state, peftlib.trainable_filter(case.loaded.config), ...
   )
@@ -372,7 +373,7 @@ def _check_loaded(case: _Case) -> str:
     raise AssertionError(
       f'{count} trainable parameters, peft has {case.info["trainable"]}'
     )
-  return f'logits differ by {difference:.1e}; {count} trainable parameters'
+  return f'logits differ by {error:.1e}; {count} trainable parameters'
 
 
 def _check_back(
@@ -514,7 +515,7 @@ def _check_written(folder: pathlib.Path, expected: np.ndarray) -> str:
   if error.exists():
     raise AssertionError(_line(error.read_text()))
   logits = safetensors_numpy.load_file(folder / 'logits.safetensors')['logits']
-  return f'logits differ by {_difference(expected, logits):.1e}'
+  return f'logits differ by {difference(expected, logits):.1e}'
 
 
 def _check_merge(
