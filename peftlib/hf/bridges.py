@@ -540,3 +540,41 @@ def bridge_of(config: Mapping[str, Any]) -> Bridge:
   bridge = BRIDGES[str(peft_type)]
   bridge.check(config)
   return bridge
+
+
+def common(
+  function: str,
+  bridge: Bridge,
+  own: Mapping[str, dict[str, Any]],
+) -> dict[str, Any]:
+  """Fields of most modules, and patterns for the others.
+
+  Args:
+    function: The public function that asks.
+    bridge: The peft type.
+    own: The fields of each module.
+
+  Raises:
+    ValueError: If a field differs that peft has no pattern for.
+  """
+  out: dict[str, Any] = {}
+  pattern_of = {field: name for name, field in bridge.patterns.items()}
+  for field in next(iter(own.values())):
+    values = [fields[field] for fields in own.values()]
+    usual = max(values, key=values.count)
+    out[field] = usual
+    others = {
+      name.replace('.', r'\.'): fields[field]
+      for name, fields in own.items()
+      if fields[field] != usual
+    }
+    if not others:
+      continue
+    if field in pattern_of:
+      out[pattern_of[field]] = others
+    elif not (bridge.peft_type == 'OFT' and field == 'oft_block_size'):
+      raise ValueError(
+        f'{function}: {field} differs from module to module:'
+        f' {sorted(map(str, set(values)))}; peft has one for all.'
+      )
+  return out

@@ -21,6 +21,7 @@ from peftlib.hf import convolutions
 from peftlib.hf import directories
 from peftlib.hf import names
 from peftlib.hf import parameters
+from peftlib.hf import projections as projections_lib
 from peftlib.hf import prompts
 from peftlib.hf import selection
 
@@ -54,6 +55,7 @@ def load_adapter(
   *inputs: Any,
   adapter: str = slots_lib.DEFAULT_ADAPTER,
   places: Mapping[str, names.Place] | None = None,
+  projections: projections_lib.Projections | None = None,
 ) -> Loaded:
   """Puts an adapter that HF peft has saved into a model.
 
@@ -74,6 +76,12 @@ def load_adapter(
       matter; may be left out for a `peftlib.models.Decoder`.
     adapter: Name that it gets in the model.
     places: HF's modules in a model of your own; known for a `Decoder`.
+    projections: Modules that HF may have in parts where the model has them
+      whole, or whole where it has parts: the name of the whole, and the parts'
+      names and widths in order, `{'qkv_proj': {'q_proj': 64, 'k_proj': 32,
+      'v_proj': 32}}`. LoRA, DoRA, HiRA, OFT and (IA)3 are cut and joined
+      without loss; ranks of parts that differ add up. Those of Phi-3 are known
+      for a `Decoder`.
 
   Returns:
     The model with the adapter. What was trained whole replaces the base's
@@ -97,6 +105,14 @@ def load_adapter(
   model = nnx.merge(graphdef, state, copy=True)
   if places is None:
     places = names.places_of(model)
+  theirs = fields
+  if projections is None:
+    projections = projections_lib.of_model(model)
+  turned = projections_lib.between(projections, places, tensors)
+  if any(turned):
+    fields, tensors = projections_lib.to_model(
+      function, bridge, fields, tensors, turned, places
+    )
   if names.table_of_head(model):
     tensors = _of_tied(bridge, fields, tensors)
   if not inputs:
@@ -113,7 +129,7 @@ def load_adapter(
   )
   state = _filled(graphdef, state, adapter, bridge, places, grouped, shared)
   state = _with_whole(state, places, grouped)
-  return Loaded(graphdef, state, config, fields)
+  return Loaded(graphdef, state, config, theirs)
 
 
 def _of_tied(

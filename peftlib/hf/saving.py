@@ -17,6 +17,7 @@ from peftlib.hf import convolutions
 from peftlib.hf import directories
 from peftlib.hf import names
 from peftlib.hf import parameters
+from peftlib.hf import projections as projections_lib
 from peftlib.hf import prompts
 from peftlib.hf import selection
 
@@ -64,6 +65,7 @@ def save_adapter(
   train: tuple[str, ...] = (),
   fields: Mapping[str, Any] | None = None,
   places: Mapping[str, names.Place] | None = None,
+  projections: projections_lib.Projections | None = None,
   overwrite: bool = False,
 ) -> None:
   """Writes an adapter as HF peft reads it.
@@ -86,6 +88,9 @@ def save_adapter(
     fields: Fields of `adapter_config.json` to keep, those of `hf.Loaded` for
       example; what the adapter itself says must not differ.
     places: HF's modules in a model of your own; known for a `Decoder`.
+    projections: Modules that HF has in parts where the model has them whole, or
+      whole where it has parts, as in `load_adapter`; see
+      `hf.fused_projections`. None: HF has what `places` say.
     overwrite: Whether a directory that is there already is replaced.
 
   Raises:
@@ -119,6 +124,17 @@ def save_adapter(
       f' {slots_lib.names_of(model)}.'
     )
   _check_units(function, units, whole)
+  turned = projections_lib.between(projections or {}, places)
+  theirs = fields
+  if fields is not None and any(turned):
+    fields = projections_lib.fields_to_model(
+      function,
+      bridges.bridge_of(fields),
+      fields,
+      turned,
+      places,
+      {u.place.name: getattr(u.slot.method, 'rank', 0) for u in units},
+    )
   task = 'CAUSAL_LM' if isinstance(model, models.Decoder) else None
   config, bridge = _config(function, units, whole, places, fields, task)
   for unit in units:
@@ -136,6 +152,10 @@ def save_adapter(
   if names.table_of_head(model):
     _tie(function, bridge, config, tensors, fields is None)
   _check_chosen(function, bridge, config, units, whole, tuned, places)
+  if any(turned):
+    config, tensors = projections_lib.to_hf(
+      function, bridge, config, tensors, turned, places, theirs
+    )
   directories.write(directory, config, tensors, overwrite=overwrite)
 
 
@@ -385,17 +405,17 @@ def _config(
     **_DEFAULTS.get(peft_type, {}),
   }
   if own:
-    config |= _common(function, bridge, own)
+    config |= bridges.common(function, bridge, own)
     if peft_type == 'OFT':
       config |= _blocks(function, adapted)
     modules = [n for n in own if not places[n].parameter]
-    config['target_modules'] = _targets(modules, places)
+    config['target_modules'] = selection.targets(modules, places)
     if len(modules) < len(own):
       of_parameters = [n for n in own if places[n].parameter]
-      config['target_parameters'] = _targets(of_parameters, places)
+      config['target_parameters'] = selection.targets(of_parameters, places)
   if peft_type == 'IA3':
     ff = [u.place.name for u in adapted if u.slot.method.feedforward]  # type: ignore[attr-defined]
-    config['feedforward_modules'] = _targets(ff, places) if ff else []
+    config['feedforward_modules'] = selection.targets(ff, places) if ff else []
   if tokens:
     config['trainable_token_indices'] = {
       u.place.name: list(u.slot.method.indices)  # type: ignore[attr-defined]
@@ -404,7 +424,7 @@ def _config(
   besides = list(whole)
   if peft_type == 'LN_TUNING':
     scales = [n for n in besides if places[n].weight == 'scale']
-    config['target_modules'] = _targets(scales or besides, places)
+    config['target_modules'] = selection.targets(scales or besides, places)
     besides = [n for n in besides if scales and n not in scales]
   if besides:
     config['modules_to_save'] = _ends(besides, places)
@@ -445,45 +465,6 @@ def _ends(chosen: list[str], places: Mapping[str, names.Place]) -> list[str]:
     own = [n for n in chosen if n.rpartition('.')[2] == short]
     meant = selection.whole({'modules_to_save': [short]}, places)
     out.extend([short] if set(meant) <= set(chosen) else own)
-  return out
-
-
-def _common(
-  function: str,
-  bridge: bridges.Bridge,
-  own: Mapping[str, dict[str, Any]],
-) -> dict[str, Any]:
-  """Fields of most modules, and patterns for the others."""
-  out: dict[str, Any] = {}
-  pattern_of = {field: name for name, field in bridge.patterns.items()}
-  for field in next(iter(own.values())):
-    values = [fields[field] for fields in own.values()]
-    usual = max(values, key=values.count)
-    out[field] = usual
-    others = {
-      name.replace('.', r'\.'): fields[field]
-      for name, fields in own.items()
-      if fields[field] != usual
-    }
-    if not others:
-      continue
-    if field in pattern_of:
-      out[pattern_of[field]] = others
-    elif not (bridge.peft_type == 'OFT' and field == 'oft_block_size'):
-      raise ValueError(
-        f'{function}: {field} differs from module to module:'
-        f' {sorted(map(str, set(values)))}; peft has one for all.'
-      )
-  return out
-
-
-def _targets(chosen: list[str], places: Mapping[str, names.Place]) -> list[str]:
-  """Short names where they mean exactly these modules, whole ones otherwise."""
-  out: list[str] = []
-  for short in dict.fromkeys(name.rpartition('.')[2] for name in chosen):
-    all_of_it = [n for n in places if n == short or n.endswith(f'.{short}')]
-    own = [n for n in chosen if n in all_of_it]
-    out.extend([short] if set(all_of_it) == set(own) else own)
   return out
 
 

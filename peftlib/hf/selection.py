@@ -55,6 +55,17 @@ def whole(config: Mapping[str, Any], names: Iterable[str]) -> list[str]:
   return [n for n in names if any(a.endswith(ends) for a in _ancestors(n))]
 
 
+def targets(chosen: list[str], names: Iterable[str]) -> list[str]:
+  """Short names where they mean exactly these modules, else whole ones."""
+  names = list(names)
+  out: list[str] = []
+  for short in dict.fromkeys(name.rpartition('.')[2] for name in chosen):
+    all_of_it = [n for n in names if n == short or n.endswith(f'.{short}')]
+    own = [n for n in chosen if n in all_of_it]
+    out.extend([short] if set(all_of_it) == set(own) else own)
+  return out
+
+
 def named(names: Iterable[str], ends: Iterable[str]) -> list[str]:
   """The names that are one of `ends`, or end with one after a dot."""
   ends = list(ends)

@@ -213,7 +213,11 @@ def _base(path: pathlib.Path) -> _Base:
     return _Base(nnx.split(model), jnp.asarray(inputs), tensors['logits'], told)
   loaded = models.load(path.with_suffix(''))
   ids = jnp.asarray(inputs, jnp.int32)
-  return _Base((loaded.graphdef, loaded.state), ids, tensors['logits'])
+  split = loaded.graphdef, loaded.state
+  told = {}
+  if path.stem == 'fused':
+    told = {'projections': hf.fused_projections(*split)}
+  return _Base(split, ids, tensors['logits'], told)
 
 
 def difference(ours: Any, theirs: Any, tolerance: float = _TOLERANCE) -> float:

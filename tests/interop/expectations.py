@@ -27,6 +27,9 @@ REFUSED: dict[str, str] = {
   'lora, tokens of the head': (
     "lm_head.kernel is of kind 'linear', not a table that is looked up"
   ),
+  'miss, fused': (
+    'miss_block is of a projection that is .* together; only LoRA, HiRA, OFT'
+  ),
   'olora, rslora': f"use_rslora and init_lora_weights='olora': {_NOT_BOTH}",
   'pissa, dora': f"use_dora and init_lora_weights='pissa': {_NOT_BOTH}",
   'pissa, rslora': f"use_rslora and init_lora_weights='pissa': {_NOT_BOTH}",
@@ -34,11 +37,20 @@ REFUSED: dict[str, str] = {
   'vera, not saved': "its projections are torch's random numbers",
 }
 
-# Parameters that peft trains and are not among those that it saves, or twice.
+# Parameters that peft trains and are not among those that it saves, or twice;
+# negative where we have more.
 MORE_IN_PEFT: dict[str, int] = {
   # The head is the table, and so is its adapter.
   'lora, tied head, ensure_weight_tying': (128 + 32) * 4,
   'lora, tied, ensure_weight_tying': (128 + 32) * 4,
   # What makes the prefix: a table and two layers, for a prefix of 5 x 96.
   'prefix, projection': 5 * 16 + (16 + 1) * 16 + (16 + 1) * 96 - 5 * 96,
+  # Each part of a projection has its own first matrix: of layers, parts less
+  # one, ranks and inputs.
+  'lora, fused': -3 * (2 + 1) * 4 * 32,
+  'lora, fused with patterns': -(3 * 2 * 2 + 1 * (4 + 8 + 4)) * 32,
+  'lora, fused layers and modules_to_save': -2 * 2 * 4 * 32,
+  'rslora, fused': -2 * (2 + 1) * 4 * 32,
+  'dora, fused': -3 * (2 + 1) * 4 * 32,
+  'hira, fused': -3 * 2 * 4 * 32,
 }

@@ -37,6 +37,12 @@ _KINDS: dict[str, dict[str, Any]] = {
   'plain': {},
   'tied': {'tie_word_embeddings': True},
   'biases': {'attention_bias': True, 'mlp_bias': True},
+  'fused': {'pad_token_id': 0, 'rms_norm_eps': 1e-6},
+}
+# Of Phi-3, and what a Llama has instead, with the number of outputs.
+_FUSED = {
+  'qkv_proj': {'q_proj': 32, 'k_proj': 16, 'v_proj': 16},
+  'gate_up_proj': {'gate_proj': 80, 'up_proj': 80},
 }
 # Inputs of models that aren't of transformers.
 _OWN = {
@@ -354,6 +360,30 @@ CASES: dict[str, Any] = {
     modules_to_save=['head'],
     task_type=None,
   ),
+  'lora, fused': lambda: _lora(target_modules='all-linear'),
+  'lora, fused with patterns': lambda: _lora(
+    target_modules=[*_FUSED, 'o_proj', 'down_proj'],
+    rank_pattern={'qkv_proj': 2, r'layers\.1\.mlp\.gate_up_proj': 8},
+    alpha_pattern={'gate_up_proj': 3},
+    lora_bias=True,
+  ),
+  'lora, fused layers and modules_to_save': lambda: _lora(
+    target_modules=r'.*layers\.(0|2)\..*qkv_proj',
+    modules_to_save=['gate_up_proj'],
+  ),
+  'rslora, fused': lambda: _lora(
+    target_modules=[*_FUSED], use_rslora=True, layers_to_transform=[1, 2]
+  ),
+  'dora, fused': lambda: _lora(
+    target_modules=[*_FUSED, 'down_proj'], use_dora=True
+  ),
+  'hira, fused': _of(peft.HiraConfig, r=4, target_modules=['qkv_proj']),
+  'ia3, fused': _of(
+    peft.IA3Config,
+    target_modules=['qkv_proj', 'down_proj'],
+    feedforward_modules=['down_proj'],
+  ),
+  'miss, fused': _of(peft.MissConfig, r=8, target_modules=['qkv_proj']),
   'boft': _of(peft.BOFTConfig, boft_block_size=4),
 }
 
@@ -403,8 +433,9 @@ class Experts(torch.nn.Module):
 
 
 def _kind(case: str) -> str:
-  if 'tied' in case:
-    return 'tied'
+  for kind in ('tied', 'fused'):
+    if kind in case:
+      return kind
   if 'convolutions' in case:
     return 'images'
   if 'experts' in case:
@@ -425,7 +456,12 @@ def _base(kind: str) -> torch.nn.Module:
 
 
 def _llama(kind: str) -> torch.nn.Module:
-  config = transformers.LlamaConfig(
+  of_config, of_model = (
+    (transformers.Phi3Config, transformers.Phi3ForCausalLM)
+    if kind == 'fused'
+    else (transformers.LlamaConfig, transformers.LlamaForCausalLM)
+  )
+  config = of_config(
     **{
       'vocab_size': 128,
       'hidden_size': 32,
@@ -438,7 +474,22 @@ def _llama(kind: str) -> torch.nn.Module:
       **_KINDS[kind],
     }
   )
-  return transformers.LlamaForCausalLM(config).float().eval()
+  return of_model(config).float().eval()
+
+
+def _split(model: torch.nn.Module) -> torch.nn.Module:
+  """The Llama that computes the same as a Phi-3."""
+  llama = _llama('plain')
+  weights = {}
+  for name, weight in model.state_dict().items():
+    short = name.split('.')[-2]
+    parts = _FUSED.get(short, {short: len(weight)})
+    for part, own in zip(
+      parts, weight.split(list(parts.values())), strict=True
+    ):
+      weights[name.replace(short, part)] = own
+  llama.load_state_dict(weights)
+  return llama
 
 
 def _logits(model: Any, kind: str) -> torch.Tensor:
@@ -461,7 +512,7 @@ def _save_base(kind: str, folder: pathlib.Path) -> None:
   if kind in _OWN:
     save_file(model.state_dict(), folder / 'model.safetensors')
   else:
-    model.save_pretrained(folder)
+    (_split(model) if kind == 'fused' else model).save_pretrained(folder)
   inputs = _OWN.get(kind, _IDS)
   save_file(
     {'inputs': inputs, 'logits': _logits(model, kind).contiguous()},
