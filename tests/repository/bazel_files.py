@@ -32,7 +32,11 @@ _SHARDS = {
 }
 
 # Read by their path, not imported: a test that mentions them has them as data.
-_DATA = {'golden': '//tests/golden', 'README.md': '//:README.md'}
+_DATA = {
+  'golden': '//tests/golden',
+  'README.md': '//:README.md',
+  'peftlib/guide': '//peftlib/guide',
+}
 
 
 def data(root: pathlib.Path, path: pathlib.Path) -> list[str]:
