@@ -19,6 +19,19 @@ from peftlib import config as config_lib
 from peftlib import methods
 from peftlib import training
 
+__all__ = [
+  'Manifest',
+  'config_of',
+  'leaves_of',
+  'make_manifest',
+  'open_run',
+  'read_manifest',
+  'restore_adapter',
+  'restore_run',
+  'save_adapter',
+  'save_run',
+]
+
 # An adapter fits another run only if the others agree; these may differ between
 # the run that made it and the one that goes on.
 _FREE_FIELDS = (

@@ -16,6 +16,12 @@ from peftlib import _checks
 from peftlib import adapters
 from peftlib.models import cache as cache_lib
 
+__all__ = [
+  'generate',
+  'nucleus',
+  'stream',
+]
+
 # Prompts are read this many rows at a time: on a CPU the activations of more
 # rows leave the caches, which costs a quarter of the speed.
 _GROUP_ROWS = 8

@@ -8,6 +8,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+__all__ = [
+  'causal_lm_loss',
+]
+
 
 def causal_lm_loss(
   model: Any, batch: Mapping[str, Any], rngs: nnx.Rngs

@@ -17,6 +17,10 @@ from peftlib import config as config_lib
 from peftlib import training
 import transforms
 
+__all__ = [
+  'assert_trainable',
+]
+
 
 def assert_trainable(
   state: nnx.State,

@@ -24,6 +24,16 @@ from transforms import mapping
 from transforms import metadata
 from transforms import partitioning
 
+__all__ = [
+  'assert_bytes_at_most',
+  'assert_max_compilations',
+  'assert_no_abstract_leaves',
+  'assert_only_changed',
+  'assert_same_graph',
+  'assert_specs_match',
+  'assert_states_share',
+]
+
 _SHOWN_CHARACTERS = 80
 
 # Reported by jax through its public `jax.monitoring`, once for each program

@@ -1,5 +1,7 @@
 """What an installation has and needs."""
 
+import ast
+import importlib
 import importlib.util
 import pathlib
 import subprocess
@@ -150,6 +152,26 @@ class WheelTest(parameterized.TestCase):
       ValueError, r'line 2: import transforms\.a: write `from transforms'
     ):
       _load_setup().with_long_names('\nimport transforms.a\n')
+
+
+class TypesTest(absltest.TestCase):
+  def test_every_public_name_is_shown_to_the_type_checker(self):
+    source = (_ROOT / 'tests' / 'wheel' / 'typed.py').read_text('utf-8')
+    shown = {}
+    modules = {}
+    for node in ast.walk(ast.parse(source)):
+      if isinstance(node, ast.Import):
+        modules |= {a.name: a.name for a in node.names}
+      elif isinstance(node, ast.ImportFrom):
+        modules |= {
+          a.asname or a.name: f'{node.module}.{a.name}' for a in node.names
+        }
+      elif isinstance(node, ast.Attribute):
+        shown.setdefault(node.value.id, []).append(node.attr)
+    self.assertLen(modules, 11)
+    for name, module in modules.items():
+      public = importlib.import_module(module).__all__
+      self.assertCountEqual(shown[name], public, module)
 
 
 if __name__ == '__main__':

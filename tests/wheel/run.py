@@ -4,12 +4,13 @@ usage: python tests/wheel/run.py dist/peftlib-0.1.0-py3-none-any.whl
          [--commands] [--constraints=FILE]
 
 A new virtual environment in a temporary folder first gets the wheel alone, then
-its extra `cli`. With --commands, the demo model (PEFTLIB_CACHE) is trained for
-two steps.
+its extras `cli` and `hf`, and a type checker. With --commands, the demo model
+(PEFTLIB_CACHE) is trained for two steps.
 """
 
 import argparse
 import email.parser
+import json
 import os
 import pathlib
 import re
@@ -21,6 +22,9 @@ import zipfile
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _HELP_S = 1.5
+# Pyright with its engine in the wheel; pyright's own downloads one.
+_TYPE_CHECKER = 'basedpyright==1.40.2'
+_STRICT = {'typeCheckingMode': 'strict', 'include': ['typed.py']}
 
 _PRELUDE = """
 import jax, jax.numpy as jnp
@@ -221,6 +225,19 @@ def check_commands(venv: Environment) -> None:
   print(re.search('step 2/2.*', out).group())
 
 
+def check_types(venv: Environment) -> None:
+  """Lets pyright look at every public name, in strict mode."""
+  venv.pip('install', _TYPE_CHECKER)
+  consumer = (_ROOT / 'tests' / 'wheel' / 'typed.py').read_text('utf-8')
+  (venv.folder / 'typed.py').write_text(consumer, 'utf-8')
+  venv.script('import typed; assert len(typed.NAMES) > 100')
+  (venv.folder / 'pyrightconfig.json').write_text(json.dumps(_STRICT))
+  python = str(venv.bin / 'python')
+  out = venv.run('basedpyright', '--pythonpath', python).stdout
+  check(out.startswith('0 errors, 0 warnings'), out)
+  print(f'pyright, strict: {out}', end='')
+
+
 def main() -> None:
   """Parses the command line and runs all checks."""
   parser = argparse.ArgumentParser(description=__doc__)
@@ -241,6 +258,8 @@ def main() -> None:
     venv.install(f'{wheel}[cli]')
     if args.commands:
       check_commands(venv)
+    venv.install(f'{wheel}[hf]')
+    check_types(venv)
   print('wheel-test: passed')
 
 
