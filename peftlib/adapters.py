@@ -19,13 +19,18 @@ from peftlib import slots as slots_lib
 def adapter_names(
   graphdef: nnx.GraphDef[Any], state: nnx.State
 ) -> tuple[str, ...]:
-  """Names of the adapters in a model, in the order of injection."""
+  """Names of the adapters in a model, in the order of injection.
+
+  Used in: peftlib/guide/your_own_model.md.
+  """
   _checks.check_split('peftlib.adapter_names', graphdef, state)
   return tuple(slots_lib.names_of(nnx.merge(graphdef, state, copy=True)))
 
 
 def adapter_filter(name: str | None = None) -> Callable[[Any, Any], bool]:
   """A filter for the variables of one adapter, or of all.
+
+  Used in: peftlib/guide/your_own_model.md.
 
   Example:
     >>> import transforms, peftlib
@@ -57,6 +62,8 @@ def remove_adapter(
   graphdef: nnx.GraphDef[Any], state: nnx.State, name: str
 ) -> tuple[nnx.GraphDef[Any], nnx.State]:
   """Takes an adapter out; with the last one the model is the plain one again.
+
+  Used in: peftlib/guide/your_own_model.md.
 
   Args:
     graphdef: Graph definition of an injected model.
@@ -91,6 +98,8 @@ def rename_adapter(
 
   Two adapters of equal shape under one name have equal graphdefs, so that a
   compiled function takes one in the place of the other.
+
+  Used in: peftlib/guide/your_own_model.md.
 
   Args:
     graphdef: Graph definition of an injected model.
@@ -143,6 +152,8 @@ def set_active(
   first call adds it, later ones change its value only, so that a compiled
   function is not compiled again. With none the model is the base.
 
+  Used in: tests/consumers/dpo.py.
+
   Args:
     graphdef: Graph definition of an injected model.
     state: Its whole state.
@@ -175,6 +186,8 @@ def assign_rows(
   The first axis of a weight's input has to be the batch, or batch and length
   as one. Works for training and generation alike. Other batches of as many
   rows take the same compiled function.
+
+  Used in: peftlib/guide/your_own_model.md.
 
   Args:
     graphdef: Graph definition of an injected model.

@@ -40,6 +40,8 @@ def combine_adapters(
   A negative weight takes an adapter away, `weights=[-1]` negates one,
   `weights=[1 - t, t]` goes a part t of the way from one to the other.
 
+  Used in: peftlib/guide/your_own_method.md.
+
   Example:
     >>> import peftlib, transforms
     >>> graphdef, state = peftlib.inject(
@@ -97,6 +99,8 @@ def extract_adapter(
   base: nnx.State, tuned: nnx.State, like: nnx.State, *, scale: float
 ) -> nnx.State:
   """The LoRA adapter that comes closest to what training did to the weights.
+
+  Used in: peftlib/guide/your_own_method.md.
 
   Args:
     base: State of the model before.

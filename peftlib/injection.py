@@ -44,6 +44,8 @@ def inject(
   Base variables in the result are the very objects that came in, but for a
   method with `residual`, which replaces the weights that it adapts.
 
+  Used in: tests/consumers/own_step.py.
+
   Example:
     >>> import peftlib
     >>> model = nnx.Linear(8, 4, rngs=nnx.Rngs(0))
@@ -236,6 +238,8 @@ def _check_layers(
 
 def split_onto(
   model: nnx.Module,
+  Used in: peftlib/guide/your_own_loop.md.
+
   state: nnx.State,
   replaced: set[tuple[Any, ...]] | frozenset[Any] = frozenset(),
 ) -> tuple[nnx.GraphDef[Any], nnx.State]:

@@ -32,6 +32,8 @@ def merge_adapters(
   is not touched: keeping it, or the base's, is how a merge is undone bit for
   bit; see `unmerge_adapters`. Works under `jax.jit` and on abstract arrays.
 
+  Used in: peftlib/guide/your_own_method.md.
+
   Example:
     >>> import peftlib
     >>> base = nnx.split(nnx.Linear(8, 4, rngs=nnx.Rngs(0)))
@@ -93,6 +95,8 @@ def merge_adapters(
 def unmerge_adapters(state: nnx.State, base: nnx.State) -> nnx.State:
   """Puts the weights of the base back into a merged State.
 
+  Used in: peftlib/guide/your_own_method.md.
+
   Args:
     state: From `merge_adapters`.
     base: The State from before the merge, or of the base before `inject`; it
@@ -123,6 +127,8 @@ def quantization_error(
   graphdef: nnx.GraphDef[Any], state: nnx.State, reference: nnx.State
 ) -> dict[str, jax.Array]:
   """How far quantized weights are from those that they stand for.
+
+  Used in: peftlib/guide/your_own_method.md.
 
   Args:
     graphdef: Graph definition of a model with quantized weights.

@@ -35,6 +35,8 @@ def quantize_base(
   head tied to one). May be called before or after `inject`, under `jax.jit` and
   on abstract arrays.
 
+  Used in: peftlib/guide/your_own_method.md.
+
   Example:
     >>> import peftlib
     >>> config = peftlib.LoraConfig(weight_qtype='int8')
@@ -180,6 +182,8 @@ def dequantize_base(
   graphdef: nnx.GraphDef[Any], state: nnx.State, *, dtype: Any = None
 ) -> tuple[nnx.GraphDef[Any], nnx.State]:
   """Puts floating-point weights in place of all quantized ones.
+
+  Used in: peftlib/guide/your_own_method.md.
 
   Args:
     graphdef: Graph definition of a quantized model.

@@ -22,6 +22,8 @@ def stack_adapters(states: Sequence[nnx.State]) -> nnx.State:
   `make_stacked_train_step` holds it there under any other. Their scale
   `alpha / rank` has to be that of the graphdef, made for the largest rank.
 
+  Used in: tests/consumers/population.py.
+
   Example:
     >>> import peftlib, transforms
     >>> def adapter(rank):
@@ -85,6 +87,8 @@ def unstack_adapters(
   stacked: nnx.State, like: Sequence[nnx.State] | None = None
 ) -> list[nnx.State]:
   """The adapters of a stacked State.
+
+  Used in: tests/consumers/population.py.
 
   Args:
     stacked: From `stack_adapters`, or after training.
@@ -165,6 +169,8 @@ def init_stacked_train_state(
   afterwards; `optax.tree.set(train_state, learning_rate=rates)` with an array
   of shape (adapters,) gives each its own.
 
+  Used in: tests/consumers/population.py.
+
   Args:
     stacked: From `stack_adapters`.
     tx: The optimizer of each of them.
@@ -201,6 +207,8 @@ def make_stacked_train_step(
   It computes what as many steps of `make_train_step` would, each with its own
   adapter, batch, optimizer state and key; the base's ops run once on the batch
   of all.
+
+  Used in: tests/consumers/population.py.
 
   Args:
     graphdef: Graph definition of the injected model, of the largest rank.

@@ -58,6 +58,8 @@ def trainable_filter(config: config_lib.Config | None) -> Any:
   This is the one place that decides it: optimizer, step, shardings and
   checkpoints all go by it.
 
+  Used in: tests/consumers/own_step.py.
+
   Args:
     config: The adapter's config, or None where there is none.
 
@@ -75,6 +77,8 @@ def trainable_filter(config: config_lib.Config | None) -> Any:
 
 def saved_filter(config: config_lib.Config | None) -> Any:
   """The filter that picks what an adapter's file has to have.
+
+  Used in: peftlib/guide/your_own_loop.md.
 
   Args:
     config: As `trainable_filter`.
@@ -109,6 +113,8 @@ def init_train_state(
   """Makes the state of a run at step 0.
 
   Works on concrete arrays, under `jax.jit` and under `jax.eval_shape`.
+
+  Used in: tests/consumers/dpo.py.
 
   Example:
     >>> import peftlib
@@ -183,6 +189,8 @@ def make_train_step(
   on the run's key and the step's number only. The train state is donated, the
   frozen base isn't.
 
+  Used in: tests/consumers/dpo.py.
+
   Args:
     graphdef: Graph definition of the (injected) model.
     loss_fn: See `LossFn`. `rngs` has a default stream and one called
@@ -247,6 +255,8 @@ def make_eval_step(
   """Makes the jitted step `(trainable, frozen, batch) -> metrics`.
 
   Dropout is off and the model is in evaluation mode.
+
+  Used in: tests/consumers/dpo.py.
 
   Args:
     graphdef: Graph definition of the (injected) model.

@@ -29,6 +29,8 @@ class _Lifted:
 def lift(fn: StateFn) -> GraphStateFn:
   """Makes a function on States one on `(graphdef, State)`.
 
+  Used in: peftlib/guide/many_devices.md.
+
   Example:
     >>> from transforms import filtering
     >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
@@ -57,6 +59,8 @@ def chain(*links: Callable[..., Any]) -> Callable[..., Any]:
   Links are functions on States, or functions on `(graphdef, State)`, made by
   `lift` where need be. A chain is a function of the same kind: it can be a link
   itself, be jitted as a whole, and be traced abstractly.
+
+  Used in: peftlib/guide/many_devices.md.
 
   Example:
     >>> from transforms import filtering

@@ -65,6 +65,8 @@ class PathMatches:
 def select(state: nnx.State, *filters: Filter) -> nnx.State:
   """Returns the State of the leaves that match any of `filters`.
 
+  Used in: peftlib/guide/your_own_loop.md.
+
   Example:
     >>> state = nnx.State({'w': nnx.Param(1.0), 'a': nnx.LoRAParam(2.0)})
     >>> list(select(state, nnx.LoRAParam))
@@ -89,6 +91,8 @@ def exclude(state: nnx.State, *filters: Filter) -> nnx.State:
 
   The exact complement of `select`, with the same arguments and errors.
 
+  Used in: tests/consumers/own_step.py.
+
   Example:
     >>> state = nnx.State({'w': nnx.Param(1.0), 'a': nnx.LoRAParam(2.0)})
     >>> list(exclude(state, nnx.LoRAParam))
@@ -102,6 +106,8 @@ def partition(state: nnx.State, *filters: Filter) -> tuple[nnx.State, ...]:
 
   `nnx.LoRAParam` is a subclass of `nnx.Param`, so the narrower filter has to
   come first.
+
+  Used in: tests/consumers/own_step.py.
 
   Example:
     >>> state = nnx.State({'w': nnx.Param(1.0), 'a': nnx.LoRAParam(2.0)})
@@ -155,6 +161,8 @@ def partition(state: nnx.State, *filters: Filter) -> tuple[nnx.State, ...]:
 def merge(state: nnx.State, *states: nnx.State) -> nnx.State:
   """Joins States that have no path in common; the inverse of `partition`.
 
+  Used in: tests/consumers/grpo.py.
+
   Example:
     >>> adapters = nnx.State({'a': nnx.LoRAParam(2.0)})
     >>> base = nnx.State({'w': nnx.Param(1.0)})
@@ -203,6 +211,8 @@ def drop_intermediates(state: nnx.State) -> nnx.State:
   These are the leaves of type `nnx.Intermediate` and its subclasses, such as
   `nnx.Perturbation`. Works under `jax.jit`, so a step can drop them before it
   returns its State.
+
+  Used in: peftlib/guide/many_devices.md.
 
   Example:
     >>> state = nnx.State({'w': nnx.Param(1.0), 'h': nnx.Intermediate((2.0,))})

@@ -41,6 +41,8 @@ def diff(a: nnx.State, b: nnx.State) -> tuple[Difference, ...]:
   Two NaNs at the same place are equal. Values are compared if both are
   concrete and of equal shape and dtype.
 
+  Used in: peftlib/guide/your_own_loop.md.
+
   Example:
     >>> one = nnx.State({'w': nnx.Param(np.zeros(2, np.int32))})
     >>> two = nnx.State({'w': nnx.Param(np.zeros(3, np.int32))})
@@ -82,6 +84,8 @@ def describe(state: nnx.State) -> str:
 
   Layers that aren't scanned, and so have an index in their path, share a row if
   they agree in everything else; the path then has the range of indices.
+
+  Used in: peftlib/guide/your_own_model.md.
 
   Example:
     >>> w = nnx.Param(np.zeros((2, 3), np.float32))

@@ -19,6 +19,8 @@ def map_variables(
 ) -> nnx.State:
   """Maps a function over the selected leaves of a State.
 
+  Used in: peftlib/guide/your_own_method.md.
+
   Example:
     >>> state = nnx.State({'w': nnx.Param(1.0), 'a': nnx.LoRAParam(2.0)})
     >>> zeroed = map_variables(
@@ -50,6 +52,8 @@ def cast(
 
   Integers, booleans and keys are left alone: casting those changes what they
   mean. So are the quantized values of a composite value, but not its scales.
+
+  Used in: peftlib/guide/many_devices.md.
 
   Example:
     >>> state = nnx.State({'w': nnx.Param(jnp.ones(2)), 'n': nnx.Variable(3)})
@@ -88,6 +92,8 @@ def cast(
 def param_count(state: nnx.State, prefix: str = '') -> int:
   """Returns the number of elements of all arrays below a path.
 
+  Used in: peftlib/guide/your_own_model.md.
+
   Example:
     >>> state = nnx.State({'mlp': {'w': nnx.Param(jnp.ones((2, 3)))}})
     >>> param_count(state), param_count(state, 'mlp/w')
@@ -113,6 +119,8 @@ def param_bytes(state: nnx.State, prefix: str = '') -> int:
   Arrays of less than 8 bits an element are counted as they are stored, packed:
   `.nbytes` says a whole byte an element. An array that's sharded or replicated
   counts once.
+
+  Used in: peftlib/guide/your_own_model.md.
 
   Example:
     >>> state = nnx.State({'q': nnx.Param(jnp.ones((2, 3), jnp.int4))})

@@ -79,6 +79,8 @@ def update_sharding_metadata(
 ) -> nnx.Variable[Any]:
   """Returns a Variable with each of its specs passed through `fn`.
 
+  Used in: peftlib/guide/many_devices.md.
+
   Example:
     >>> kernel = nnx.Param(1.0).replace(out_sharding=('layers', 'embed'))
     >>> sliced = update_sharding_metadata(kernel, lambda entries: entries[1:])

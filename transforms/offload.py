@@ -21,6 +21,8 @@ def host_offload(
   Each array keeps its devices and its spec: every device's part goes to the
   host memory of that device. Works under `jax.jit` too.
 
+  Used in: peftlib/guide/many_devices.md.
+
   Example:
     >>> state = nnx.State({'w': nnx.Param(jax.numpy.ones(4))})
     >>> away = host_offload(state, nnx.Param)
@@ -45,6 +47,8 @@ def to_device(state: nnx.State, filters: filtering.Filter = ...) -> nnx.State:
   """Moves the selected leaves to the memory that their devices compute in.
 
   The inverse of `host_offload`.
+
+  Used in: peftlib/guide/many_devices.md.
 
   Example:
     >>> state = nnx.State({'w': nnx.Param(jax.numpy.ones(4))})

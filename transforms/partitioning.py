@@ -35,6 +35,8 @@ def partition_specs(
   needs its axes to exist there, and the names of mesh axes stand for themselves
   unless a rule says otherwise.
 
+  Used in: peftlib/guide/many_devices.md.
+
   Example:
     >>> kernel = nnx.Param(jax.numpy.ones((4, 8))).replace(
     ...   out_sharding=('embed', 'mlp')
@@ -81,6 +83,8 @@ def named_shardings(
 
   The result has the structure of `state`. It can be given to `jax.jit` as
   `in_shardings`, to orbax, and to `reshard`.
+
+  Used in: peftlib/guide/many_devices.md.
 
   Example:
     >>> mesh = jax.make_mesh((1,), ('fsdp',))

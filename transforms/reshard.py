@@ -49,6 +49,8 @@ def reshard(
   mesh names dimensions logically; that stays true wherever the value is, so
   it's kept.
 
+  Used in: peftlib/guide/many_devices.md.
+
   Example:
     >>> mesh = jax.make_mesh((1,), ('data',))
     >>> state = nnx.State({'w': nnx.Param(np.ones((4, 2), np.float32))})
@@ -97,6 +99,8 @@ def mesh_context(mesh: jax.sharding.Mesh | None) -> Iterator[None]:
   it's the same one, so that one piece of code can run eagerly and jitted.
   Contexts nest, each thread has its own, and the mesh from before is restored
   also after an exception.
+
+  Used in: peftlib/guide/many_devices.md.
 
   Example:
     >>> mesh = jax.make_mesh((1,), ('data',))

@@ -37,6 +37,8 @@ def remove_scan_axis[T](tree: T, name: str = 'layers') -> T:
   For use in the body of a scan: the values have lost the axis already, their
   metadata hasn't.
 
+  Used in: peftlib/guide/many_devices.md.
+
   Example:
     >>> kernel = nnx.Param(jnp.zeros((4, 5))).replace(
     ...   out_sharding=('layers', 'embed', 'mlp')
@@ -82,6 +84,8 @@ def add_scan_axis[T](tree: T, name: str = 'layers', axis: int = 0) -> T:
 
   A scan stacks along axis 0. The values are moved from there to `axis`, and the
   name is inserted there into the specs, which are padded to the value's rank.
+
+  Used in: peftlib/guide/many_devices.md.
 
   Example:
     >>> kernel = nnx.Param(jnp.zeros((3, 4, 5))).replace(
@@ -147,6 +151,8 @@ def add_scan_axis[T](tree: T, name: str = 'layers', axis: int = 0) -> T:
 
 def move_scan_axis[T](tree: T, source: int, destination: int) -> T:
   """Moves an axis of every value, and the entries of its specs alike.
+
+  Used in: peftlib/guide/many_devices.md.
 
   Example:
     >>> kernel = nnx.Param(jnp.zeros((3, 4, 5))).replace(
@@ -225,6 +231,8 @@ def stack_layers(
 
   The exact inverse of `unstack_layers`.
 
+  Used in: peftlib/guide/many_devices.md.
+
   Example:
     >>> layer = nnx.State(
     ...   {'scale': nnx.Param(jnp.ones(4)).replace(out_sharding=('embed',))}
@@ -293,6 +301,8 @@ def unstack_layers(
   """Splits the State of a scanned model into the States of its layers.
 
   The exact inverse of `stack_layers`.
+
+  Used in: peftlib/guide/many_devices.md.
 
   Example:
     >>> scale = nnx.Param(jnp.ones((3, 4))).replace(

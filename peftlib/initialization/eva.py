@@ -40,6 +40,8 @@ def initialize_eva(
   model is still the base's. Every layer keeps its rank. Sums of outer products
   of all inputs of all layers are in memory, (rows, rows) in f32 for each.
 
+  Used in: peftlib/guide/your_own_method.md.
+
   Example:
     >>> import peftlib
     >>> config = peftlib.LoraConfig(rank=2)

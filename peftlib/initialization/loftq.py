@@ -33,6 +33,8 @@ def initialize_loftq(
   In place of `quantize_base`: weights without an adapter are quantized just as
   there.
 
+  Used in: peftlib/guide/your_own_method.md.
+
   Example:
     >>> import peftlib
     >>> config = peftlib.LoraConfig(rank=2, weight_qtype='nf4')

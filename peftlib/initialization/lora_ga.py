@@ -33,6 +33,8 @@ def initialize_lora_ga(
   at the same time. The weights become `w - scale * a @ b`, so that the output
   is unchanged.
 
+  Used in: peftlib/guide/your_own_method.md.
+
   Example:
     >>> import peftlib
     >>> import jax.numpy as jnp
