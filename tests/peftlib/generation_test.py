@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import peftlib
 from peftlib import generation
+from peftlib import methods
 from peftlib import models
 from peftlib.demo import assets
 from tests.peftlib.models import golden
@@ -32,9 +34,9 @@ def _forward(graphdef):
   return jax.jit(lambda state, tokens: nnx.merge(graphdef, state)(tokens))
 
 
-def _without_cache(prompt, count):
+def _without_cache(prompt, count, model=None):
   """Greedy continuation, the whole text computed for every token."""
-  graphdef, state = _model()
+  graphdef, state = model or _model()
   tokens = list(prompt)
   for _ in range(count):
     padded = np.zeros((1, 64), np.int32)
@@ -42,6 +44,64 @@ def _without_cache(prompt, count):
     logits = _forward(graphdef)(state, padded)
     tokens.append(int(logits[0, len(tokens) - 1].argmax()))
   return tokens[len(prompt) :]
+
+
+def _with_adapter(model, name, seed):
+  lora = methods.Lora(
+    rank=4, alpha=16.0, b_initializer=nnx.initializers.normal(0.3)
+  )
+  return peftlib.inject(
+    *model,
+    peftlib.AdapterConfig((peftlib.Rule('all-linear', lora),)),
+    jnp.ones((1, 4), jnp.int32),
+    key=jax.random.key(seed),
+    adapter=name,
+  )
+
+
+class GenerateByRowTest(parameterized.TestCase):
+  """Rows of one call with different adapters, each as if it were alone."""
+
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    # Of the base, or with one adapter alone.
+    cls.alone = {
+      -1: _model(),
+      0: _with_adapter(_model(), 'a', 1),
+      1: _with_adapter(_model(), 'b', 2),
+    }
+    cls.both = _with_adapter(cls.alone[0], 'b', 2)
+
+  @parameterized.named_parameters(
+    ('unequal_prompts', (3, 9, 1, 20, 7), 0, 64),
+    ('several_batches', (3, 9, 1, 20, 7), 0, 2),
+    ('more_than_eight', (4, 2, 3, 5, 4, 2, 6, 7, 3, 2, 5), 0, 64),
+    ('shared_beginning', (14, 11, 12, 15, 13, 11, 12, 14, 11, 12), 10, 64),
+  )
+  def test_same_as_each_row_alone(self, lengths, shared, batch_size):
+    prompts = _prompts(lengths, shared)
+    rows = [i % 3 - 1 for i in range(len(prompts))]
+    given = generation.generate(
+      *peftlib.assign_rows(*self.both, ['a', 'b'], jnp.asarray(rows)),
+      prompts,
+      max_new_tokens=6,
+      eos_ids=_NO_END,
+      batch_size=batch_size,
+    )
+    expected = [
+      _without_cache(prompt, 6, self.alone[row])
+      for prompt, row in zip(prompts, rows, strict=True)
+    ]
+    self.assertEqual(given, expected)
+    of_base = [_without_cache(prompt, 6) for prompt in prompts]
+    changed = [
+      row
+      for row, own, base in zip(rows, expected, of_base, strict=True)
+      if own != base
+    ]
+    # Or the adapters would show nothing.
+    self.assertCountEqual(set(changed), [0, 1])
 
 
 class GenerateTest(parameterized.TestCase):
