@@ -179,6 +179,8 @@ def with_dropout(
   Without this, dropout is off. Equal keys give equal masks. Does nothing to a
   model without dropout.
 
+  Used in: peftlib/guide/your_own_loop.md.
+
   Args:
     graphdef: Graph definition of an injected model.
     state: Its whole state.
@@ -238,8 +240,6 @@ def _check_layers(
 
 def split_onto(
   model: nnx.Module,
-  Used in: peftlib/guide/your_own_loop.md.
-
   state: nnx.State,
   replaced: set[tuple[Any, ...]] | frozenset[Any] = frozenset(),
 ) -> tuple[nnx.GraphDef[Any], nnx.State]:
