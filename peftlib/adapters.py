@@ -231,7 +231,10 @@ def assign_rows(
 
 def assigned_rows(graphdef: nnx.GraphDef[Any], state: nnx.State) -> int | None:
   """Size of the batch to whose rows adapters are assigned; None if to none."""
-  sizes = {gate.shape[-1] for gate in _row_gates(graphdef, state).values()}
+  sizes = {
+    slot.gathered(gate).shape[-1]
+    for slot, gate in _row_gates(graphdef, state).values()
+  }
   return sizes.pop() if sizes else None
 
 
@@ -249,30 +252,30 @@ def take_rows(
     `state` with shorter gates; all other variables are the very objects.
   """
   gates = _row_gates(graphdef, state)
-  return nnx.from_flat_state(
-    [
-      (
-        path,
-        variable.replace(variable.get_value()[..., jnp.asarray(rows)])
-        if tuple(map(str, path)) in gates
-        else variable,
-      )
-      for path, variable in nnx.to_flat_state(state)
-    ]
-  )
+  flat = []
+  for path, variable in nnx.to_flat_state(state):
+    own = gates.get(tuple(map(str, path)))
+    if own is not None:
+      slot, gate = own
+      taken = slot.gathered(gate)[..., jnp.asarray(rows)]
+      variable = variable.replace(slot.spread(taken))
+    flat.append((path, variable))
+  return nnx.from_flat_state(flat)
 
 
 def _row_gates(
   graphdef: nnx.GraphDef[Any], state: nnx.State
-) -> dict[tuple[str, ...], jax.Array]:
+) -> dict[tuple[str, ...], tuple[slots_lib.Slot, jax.Array]]:
   model = nnx.merge(graphdef, state, copy=True)
   paths = {id(m): p for p, m in nnx.iter_modules(model)}
   found = {}
   for module, slot in slots_lib.of_model(model):
     gate = getattr(module, slot.gate, None)
-    if gate is not None and gate.get_value().ndim > len(slot.axes):
-      path = (*map(str, paths[id(module)]), slot.gate)
-      found[path] = gate.get_value()
+    if gate is None:
+      continue
+    value = gate.get_value()
+    if slot.gathered(value).ndim > len(slot.axes):
+      found[(*map(str, paths[id(module)]), slot.gate)] = slot, value
   return found
 
 
@@ -306,7 +309,7 @@ def _gated(
       module,
       slot.gate,
       slots_lib.AdapterGate.from_metadata(
-        value, injection.plain_metadata(variable)
+        slot.spread(value), injection.plain_metadata(variable)
       ),
     )
     replaced.add((*paths[id(module)], slot.gate))

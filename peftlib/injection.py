@@ -159,9 +159,68 @@ def plan(
           tuple(wanted) if part else None,
           axes,
           axis,
+          axis,
         )
       )
-  return slots
+  return _scannable(model, slots, inputs, named_inputs)
+
+
+def _scannable(
+  model: nnx.Module,
+  slots: list[slots_lib.Slot],
+  inputs: tuple[Any, ...],
+  named_inputs: dict[str, Any],
+) -> list[slots_lib.Slot]:
+  """The slots, with gates where the model's own scans slice them.
+
+  A scan over axis 0 takes a layer off every variable. One over another can
+  have an axis for each type of variable (`nnx.StateAxes`), which only a trial
+  shows.
+  """
+  others = [slot for slot in slots if slot.axis]
+  if not others:
+    return slots
+  at_front = [dataclasses.replace(slot, gate_axis=0) for slot in slots]
+  for tried in (slots, at_front):
+    if _problem(model, tried, inputs, named_inputs) is None:
+      return tried
+  for slot in others:
+    problem = _problem(model, [slot], inputs, named_inputs)
+    if problem is not None:
+      break
+  raise ValueError(
+    f'peftlib.inject: {slot.op.label} is a stack of layers along axis'
+    f' {slot.axis}, and its adapter would be too; but the model scans other'
+    f' variables along another axis: {problem}. Give that axis to every'
+    ' nnx.Param and peftlib.AdapterConstant, e.g.'
+    ' nnx.StateAxes({(nnx.Param, peftlib.AdapterConstant):'
+    f' {slot.axis}, ...: 0}}).'
+  )
+
+
+def _problem(
+  model: nnx.Module,
+  slots: list[slots_lib.Slot],
+  inputs: tuple[Any, ...],
+  named_inputs: dict[str, Any],
+) -> str | None:
+  """What an abstract pass with these adapters and all their gates raises."""
+  graphdef, state = nnx.split(model)
+  abstract = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state
+  )
+  out = interception.wrapped(nnx.merge(graphdef, abstract))
+  modules = dict(nnx.iter_modules(out))
+  for slot in slots:
+    module = modules[slot.op.path]
+    add_slot(module, slot, jax.random.key(0))
+    gate = jax.eval_shape(lambda s=slot: _gates(s))
+    setattr(module, slot.gate, slots_lib.AdapterGate(gate))
+  try:
+    interception.record(out, *inputs, **named_inputs)
+  except (IndexError, TypeError, ValueError) as e:
+    return ' '.join(str(e).split()).rstrip('.')
+  return None
 
 
 def variable_of(weight: Any) -> nnx.Variable[Any]:
@@ -301,6 +360,10 @@ def add_slot(module: nnx.Module, slot: slots_lib.Slot, key: jax.Array) -> bool:
     axis,
     slot.layers,
     tuple(value.shape),
+    tuple(
+      (name, slot.filled(len(slot.op.variable_shape(spec))))
+      for name, spec in slot.variables.items()
+    ),
   )
   if isinstance(value, jax.ShapeDtypeStruct):
     start = jax.eval_shape(make, key, stored)
@@ -308,6 +371,7 @@ def add_slot(module: nnx.Module, slot: slots_lib.Slot, key: jax.Array) -> bool:
     start = make(key, stored)
   for name, spec in slot.variables.items():
     sources = tuple(source for _, source in slot.op.variable_axes(spec))
+    sources = (*(None,) * slot.filled(len(sources)), *sources)
     metadata = _metadata(weight, sources, len(axes), axis, exact)
     made = _placed_like(
       start.variables[name], value, sources, len(axes), axis, exact
@@ -316,10 +380,12 @@ def add_slot(module: nnx.Module, slot: slots_lib.Slot, key: jax.Array) -> bool:
     metadata |= {'adapter': slot.adapter, 'role': name}
     setattr(module, slot.attribute(name), cls.from_metadata(made, metadata))
   if slot.method.dropout > 0:
-    keys: Any = jax.ShapeDtypeStruct(axes, key.dtype)
-    if not isinstance(value, jax.ShapeDtypeStruct):
-      # Zero keys until `with_dropout` draws some: nothing depends on them.
-      keys = jax.random.split(key, axes) if axes else key
+    # Nothing depends on these keys until `with_dropout` draws some.
+    def draw(key: jax.Array) -> jax.Array:
+      return slot.spread(jax.random.split(key, axes)) if axes else key
+
+    abstract = isinstance(value, jax.ShapeDtypeStruct)
+    keys: Any = jax.eval_shape(draw, key) if abstract else draw(key)
     setattr(
       module,
       slot.key,
@@ -329,11 +395,15 @@ def add_slot(module: nnx.Module, slot: slots_lib.Slot, key: jax.Array) -> bool:
     )
     slots_lib.mark_dropout(module)
   if slot.layers is not None:
+    gates = functools.partial(_gates, slot)
     setattr(
       module,
       slot.gate,
       slots_lib.AdapterGate.from_metadata(
-        _gates(slot, axes, value), plain_metadata(weight)
+        jax.eval_shape(gates)
+        if isinstance(value, jax.ShapeDtypeStruct)
+        else gates(),
+        plain_metadata(weight),
       ),
     )
   if residual:
@@ -342,11 +412,12 @@ def add_slot(module: nnx.Module, slot: slots_lib.Slot, key: jax.Array) -> bool:
   return residual
 
 
-def _gates(slot: slots_lib.Slot, axes: tuple[int, ...], value: Any) -> Any:
-  if isinstance(value, jax.ShapeDtypeStruct):
-    return jax.ShapeDtypeStruct(axes, jnp.bool_)
-  gates = jnp.zeros(axes, bool)
-  return gates.at[jnp.asarray(slot.layers)].set(True)
+def _gates(slot: slots_lib.Slot) -> jax.Array:
+  """On in the layers that have the adapter."""
+  if slot.layers is None:
+    return slot.spread(jnp.ones(slot.axes, bool))
+  gates = jnp.zeros(slot.axes, bool)
+  return slot.spread(gates.at[jnp.asarray(slot.layers)].set(True))
 
 
 def stack_axes(
@@ -387,6 +458,13 @@ def stack_axes(
       )
   if extra >= 1 and math.prod(full[extra:]) == math.prod(one):
     return full[:extra], 0
+  inside = [
+    i for i in range(1, len(one) + 1) if full[:i] + full[i + extra :] == one
+  ]
+  if extra > 1 and len(inside) == 1:
+    # Scans in scans, all over the same axis.
+    axis = inside[0]
+    return full[axis : axis + extra], axis
   raise ValueError(
     f'peftlib: {op.label} has shape {full} but takes part in'
     f' {op.kind} with shape {one}; an adapter can follow a stack of layers'
@@ -403,6 +481,7 @@ def _starter(
   axis: int,
   layers: tuple[int, ...] | None,
   shape: tuple[int, ...],
+  filled: tuple[tuple[str, int], ...],
 ) -> Any:
   """A function of key and stored weight that makes the variables.
 
@@ -413,7 +492,9 @@ def _starter(
     axis: Where they are.
     layers: Which layers of the stack; None is all.
     shape: Shape of the variable.
+    filled: How many axes of extent 1 each of the method's variables has.
   """
+  ones = {name: (1,) * count for name, count in filled}
   specs = method.variables(op.weight)
   one_shape = shape[:axis] + shape[axis + len(axes) :]
 
@@ -439,9 +520,9 @@ def _starter(
       left = op.to_variable(op.from_matrix(left), one_shape)
     return _Start(
       {
-        name: value.reshape(op.variable_shape(specs[name])).astype(
-          specs[name].dtype or method.dtype
-        )
+        name: value.reshape(
+          *ones[name], *op.variable_shape(specs[name])
+        ).astype(specs[name].dtype or method.dtype)
         for name, value in variables.items()
       },
       left,

@@ -284,8 +284,9 @@ def _merger(
     return out if how is None else interception.quantize(out, how, double)
 
   run = of_layer
+  in_axes = (axis, [slots_lib.Values(axis, None, 0)] * len(slots))  # type: ignore[arg-type]
   for _ in range(stacked):
-    run = jax.vmap(run, in_axes=axis, out_axes=axis)
+    run = jax.vmap(run, in_axes=in_axes, out_axes=axis)
   return jax.jit(run)
 
 
@@ -293,7 +294,7 @@ def _full(
   module: nnx.Module, slot: slots_lib.Slot, axes: tuple[int, ...]
 ) -> slots_lib.Values:
   """The arrays of an adapter with all layers; without dropout."""
-  values = slots_lib.values_of(module, slot)._replace(key=None)
+  values = slots_lib.values_of(module, slot, whole=True)._replace(key=None)
   if slot.layers is None:
     return values
   expand = functools.partial(

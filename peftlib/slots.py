@@ -1,6 +1,7 @@
 """Where a module keeps its adapters: a static list, and variables beside it."""
 
 import dataclasses
+import math
 from typing import Any, NamedTuple
 
 from flax import nnx
@@ -25,7 +26,11 @@ class AdapterKey(nnx.RngKey):
 
 
 class AdapterGate(nnx.Variable[Any]):
-  """Whether an adapter is on: bool, one per layer, or per layer and row."""
+  """Whether an adapter is on: bool, one per layer, or per layer and row.
+
+  Beside a weight whose stack isn't its first axis it has as many axes as the
+  weight, so that the axis that a scan takes is the same for both.
+  """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +46,11 @@ class Slot:
     layers: The layers of the stack that have the adapter; None is all. The
       variables hold only those.
     axes: Extents of the axes of the stack; () for a weight that isn't in one.
-    axis: Axis of the variables at which they are.
+    axis: Axis of the variables at which they are. Where it isn't the first,
+      variables have at least as many axes as the weight: it is the same one
+      counted from either end.
+    gate_axis: The same for gate and dropout key, which a scan can slice by
+      another axis than the parameters.
   """
 
   adapter: str
@@ -51,6 +60,7 @@ class Slot:
   layers: tuple[int, ...] | None = None
   axes: tuple[int, ...] = ()
   axis: int = 0
+  gate_axis: int = 0
 
   def attribute(self, variable: str) -> str:
     """Attribute of the module that holds a variable of the method.
@@ -82,6 +92,33 @@ class Slot:
   def variables(self) -> dict[str, method_lib.VariableSpec]:
     """The method's variables for this weight."""
     return self.method.variables(self.op.weight)
+
+  def filled(self, ndim: int) -> int:
+    """How many axes of extent 1 a variable of one layer has in front."""
+    return max(0, len(self.op.shape) - ndim) if self.axis else 0
+
+  def spread(self, value: jax.Array) -> jax.Array:
+    """What is (*axes, *rows) in the layout of gates and dropout keys."""
+    if not self.gate_axis:
+      return value
+    count = len(self.axes)
+    rows = value.shape[count:]
+    ones = (1,) * (len(self.op.shape) - len(rows))
+    return jnp.moveaxis(
+      value.reshape(*self.axes, *ones, *rows),
+      range(count),
+      range(self.gate_axis, self.gate_axis + count),
+    )
+
+  def gathered(self, value: jax.Array) -> jax.Array:
+    """What `spread` did, undone; a single row is none."""
+    if not self.gate_axis:
+      return value
+    count = len(self.axes)
+    value = jnp.moveaxis(
+      value, range(self.gate_axis, self.gate_axis + count), range(count)
+    )
+    return _without_fill(value, self.axes)
 
   @property
   def attributes(self) -> tuple[str, ...]:
@@ -132,8 +169,18 @@ def put(module: nnx.Module, slots: tuple[Slot, ...]) -> None:
         delattr(module, name)
 
 
-def values_of(module: nnx.Module, slot: Slot) -> Values:
-  """Reads the arrays of one adapter."""
+def values_of(module: nnx.Module, slot: Slot, *, whole: bool = False) -> Values:
+  """Reads the arrays of one adapter.
+
+  Args:
+    module: What holds them.
+    slot: The adapter.
+    whole: Whether the module has all layers of the stack, and not the one that
+      a scan has taken off. Gates then are (*axes, *rows).
+
+  Raises:
+    ValueError: If a scan has taken no layer off the gate or key.
+  """
   variables = {
     name: getattr(module, slot.attribute(name)).get_value()
     for name in slot.variables
@@ -142,11 +189,29 @@ def values_of(module: nnx.Module, slot: Slot) -> Values:
   gate = getattr(module, slot.gate, None)
   if key is not None and not getattr(module, _DROPOUT, False):
     key = None
+  read = slot.gathered if whole else lambda value: _of_one_layer(slot, value)
   return Values(
     variables,
-    None if key is None else key.get_value(),
-    None if gate is None else gate.get_value(),
+    None if key is None else read(key.get_value()),
+    None if gate is None else read(gate.get_value()),
   )
+
+
+def _of_one_layer(slot: Slot, value: jax.Array) -> jax.Array:
+  if not slot.gate_axis:
+    return value
+  if value.ndim != len(slot.op.shape):
+    raise ValueError(
+      f'peftlib: {slot.op.label} is one layer of a stack, but the gate or'
+      f' dropout key of its adapter {slot.adapter!r} has all,'
+      f' {list(value.shape)}; scan it along axis {slot.gate_axis}.'
+    )
+  return _without_fill(value, ())
+
+
+def _without_fill(value: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+  rows = value.size // math.prod(axes)
+  return value.reshape(*axes, *((rows,) if rows > 1 else ()))
 
 
 def set_dropout(model: nnx.Module, active: bool) -> None:

@@ -114,7 +114,7 @@ def initialize_eva(
   replaced = set()
   paths = {id(m): path for path, m in nnx.iter_modules(model)}
   for (module, slot), probe in zip(slots, probes, strict=True):
-    found = slots_lib.values_of(module, probe).variables
+    found = slots_lib.values_of(module, probe, whole=True).variables
     number = found['number']
     if not isinstance(number, jax.core.Tracer) and float(number.min()) < 2:
       unseen.append(slot.op.label)
