@@ -78,18 +78,40 @@ _PARTS_OF_QUANTIZED = tuple(
 SCALE_BLOCK = 256
 
 
+class Missed(NamedTuple):
+  """A weight that takes part in a contraction as no adapter can follow.
+
+  Attributes:
+    path: Of its module, parts joined by '/'; '' for the model itself.
+    name: Its name in the module.
+    op: jax's name of the op that it could not be traced back from; None if it
+      could be, and what is wrong is how it is used.
+    why: The reason.
+  """
+
+  path: str
+  name: str
+  op: str | None
+  why: str
+
+  @property
+  def text(self) -> str:
+    """Label and reason, for messages."""
+    return f'{_joined((self.path,), self.name)}: {self.why}'
+
+
 class Recording(NamedTuple):
   """What an abstract forward pass showed.
 
   Attributes:
     ops: One entry a weight, in the order of first use.
     missed: Weights that take part in a contraction in a way that no adapter
-      can follow, with the reason, by the path of their module.
+      can follow.
     attention: Paths of the modules that contract two activations.
   """
 
   ops: tuple[weight_ops.WeightOp, ...]
-  missed: tuple[tuple[str, str], ...]
+  missed: tuple[Missed, ...]
   attention: tuple[str, ...]
 
 
@@ -134,7 +156,7 @@ def record(model: nnx.Module, *args: Any, **kwargs: Any) -> Recording:
   leaves, treedef = jax.tree.flatten((args, kwargs))
   traced = [x for x in leaves if _is_array(x)]
 
-  def forward(state: nnx.State, traced: list[Any]) -> Any:
+  def forward(state: nnx.State[Any, Any], traced: list[Any]) -> Any:
     values = iter(traced)
     leaves_ = [next(values) if _is_array(x) else x for x in leaves]
     args_, kwargs_ = jax.tree.unflatten(treedef, leaves_)
@@ -142,7 +164,10 @@ def record(model: nnx.Module, *args: Any, **kwargs: Any) -> Recording:
     return [x for x in jax.tree.leaves(out) if _is_array(x)]
 
   jaxpr = jax.make_jaxpr(forward)(state, traced)
-  missed = dict(notes.refused)
+  missed = {
+    (path, name): Missed('/'.join(map(str, path)), name, None, why)
+    for (path, name), why in notes.refused.items()
+  }
   used = usage.contracted_inputs(jaxpr, len(jax.tree.leaves(state)))
   modules = {
     tuple(map(str, path)): path
@@ -156,13 +181,15 @@ def record(model: nnx.Module, *args: Any, **kwargs: Any) -> Recording:
     if isinstance(variable, nnx.Param) and not isinstance(
       variable, nnx.LoRAParam
     ):
-      missed[key] = f'its use in {uses} could not be traced back to it'
+      missed[key] = Missed(
+        '/'.join(map(str, key[0])),
+        key[1],
+        uses,
+        f'its use in {uses} could not be traced back to it',
+      )
   return Recording(
     tuple(op for key, op in notes.ops.items() if key not in missed),
-    tuple(
-      ('/'.join(map(str, path)), f'{_joined(path, name)}: {why}')
-      for (path, name), why in missed.items()
-    ),
+    tuple(missed.values()),
     tuple(notes.attention),
   )
 
@@ -267,7 +294,9 @@ def _joined(path: tuple[Any, ...], name: str) -> str:
   return f'{module}.{name}' if module else name
 
 
-def _leaves_of(state: nnx.State) -> Iterator[tuple[tuple[Any, ...], Any]]:
+def _leaves_of(
+  state: nnx.State[Any, Any],
+) -> Iterator[tuple[tuple[Any, ...], Any]]:
   """Path and variable of each array, in the order of the State's leaves."""
   for path, variable in nnx.to_flat_state(state):
     for _ in jax.tree.leaves(variable):

@@ -35,9 +35,9 @@ def matching(
   chosen = _matches(recording, pattern)
   excluded = _matches(recording, exclude)
   missed = [
-    reason
-    for path, reason in recording.missed
-    if chosen.missed(path, reason) and not excluded.missed(path, reason)
+    weight.text
+    for weight in recording.missed
+    if chosen.missed(weight) and not excluded.missed(weight)
   ]
   if missed:
     raise ValueError(
@@ -63,7 +63,7 @@ def matching(
 
 class _Matcher(NamedTuple):
   op: Callable[[weight_ops.WeightOp], bool]
-  missed: Callable[[str, str], bool]
+  missed: Callable[[interception.Missed], bool]
 
 
 def _matches(recording: interception.Recording, pattern: Pattern) -> _Matcher:
@@ -74,12 +74,10 @@ def _matches(recording: interception.Recording, pattern: Pattern) -> _Matcher:
     own = f'{module}/{name}' if module else name
     return path_matches(module, pattern) or path_matches(own, pattern)
 
-  def missed(path: str, reason: str) -> bool:
-    # The reason begins with the weight's label.
-    label, _, _ = reason.partition(': ')
-    return by_path(path, label.removeprefix(f'{path}.'))
-
-  return _Matcher(lambda op: by_path(op.module_path, op.name), missed)
+  return _Matcher(
+    lambda op: by_path(op.module_path, op.name),
+    lambda weight: by_path(weight.path, weight.name),
+  )
 
 
 def path_matches(path: str, pattern: Pattern) -> bool:
@@ -114,8 +112,8 @@ def _preset(recording: interception.Recording, preset: str) -> _Matcher:
     linear = op.weight.kind == 'linear' and op.label not in heads
     return linear and by_path(op.module_path)
 
-  def missed(path: str, reason: str) -> bool:
-    return by_path(path) and not any(f'use in {op} ' in reason for op in _OTHER)
+  def missed(weight: interception.Missed) -> bool:
+    return by_path(weight.path) and weight.op not in _OTHER
 
   return _Matcher(by_op, missed)
 

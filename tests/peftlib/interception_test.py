@@ -198,14 +198,44 @@ class RecordTest(parameterized.TestCase):
     self.assertEqual(
       recording.missed,
       (
-        (
+        interception.Missed(
           '',
-          'weight: it takes part in two ops of different form, einsum summing'
-          ' over axes (2,) and einsum summing over axes (2,), batched over'
-          ' (0,)',
+          'weight',
+          None,
+          'it takes part in two ops of different form, einsum summing over axes'
+          ' (2,) and einsum summing over axes (2,), batched over (0,)',
         ),
       ),
     )
+    (missed,) = recording.missed
+    self.assertEqual(missed.text, f'weight: {missed.why}')
+
+  def test_a_use_that_is_not_traced_back_names_its_op(self):
+    class Inner(nnx.Module):
+      def __init__(self):
+        self.weight = nnx.Param(jnp.ones((8, 8)))
+
+      def __call__(self, x):
+        return x @ (self.weight[...] * 2)
+
+    class Outer(nnx.Module):
+      def __init__(self):
+        self.inner = Inner()
+
+      def __call__(self, x):
+        return self.inner(x)
+
+    (missed,) = interception.record(Outer(), toy_models.inputs()).missed
+    self.assertEqual(
+      missed,
+      (
+        'inner',
+        'weight',
+        'dot_general',
+        'its use in dot_general could not be traced back to it',
+      ),
+    )
+    self.assertEqual(missed.text, f'inner.weight: {missed.why}')
 
   def test_allocates_and_changes_nothing(self):
     model = toy_models.Odd(nnx.Rngs(0))
