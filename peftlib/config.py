@@ -160,7 +160,11 @@ class Rule:
       itself: 'layers/mlp/up_proj/kernel'); a tuple of names, of which one has
       to be the path's end; or a preset that goes by what weights do:
       'all-linear' (every linear layer but the output head), 'attention' (those
-      in modules that contract two activations) and 'mlp' (the others).
+      in modules that contract two activations, and in their submodules) and
+      'mlp' (the others). A module that contracts two activations for another
+      purpose (an outer product, a mixture that weighs its experts' outputs by
+      an einsum) counts as attention too: `exclude` leaves it out, and
+      `inspect` shows what is meant.
     method: The method; None only quantizes.
     exclude: Which of them not; a regular expression or a tuple of names.
     layers: Which layers of a scanned stack; None is all. The others get no

@@ -107,7 +107,9 @@ class Recording(NamedTuple):
     ops: One entry a weight, in the order of first use.
     missed: Weights that take part in a contraction in a way that no adapter
       can follow.
-    attention: Paths of the modules that contract two activations.
+    attention: Paths of the modules that contract two activations. Whether
+      there is a softmax in between isn't asked: attention does without one
+      (linear attention), and fused kernels hide it.
   """
 
   ops: tuple[weight_ops.WeightOp, ...]

@@ -67,6 +67,30 @@ class RawAttention(nnx.Module):
     return jax.nn.softmax(scores) @ x
 
 
+class WeightedExperts(nnx.Module):
+  """A mixture: weights of the experts times their outputs, by an einsum."""
+
+  def __init__(self):
+    rngs = nnx.Rngs(0)
+    self.router = nnx.Linear(8, 3, rngs=rngs)
+    self.experts = nnx.List([nnx.Linear(8, 8, rngs=rngs) for _ in range(3)])
+
+  def __call__(self, x):
+    outputs = jnp.stack([expert(x) for expert in self.experts])
+    return jnp.einsum('be,ebd->bd', jax.nn.softmax(self.router(x)), outputs)
+
+
+class Mixture(nnx.Module):
+  def __init__(self):
+    rngs = nnx.Rngs(0)
+    self.attention = RawAttention()
+    self.mixture = WeightedExperts()
+    self.up = nnx.Linear(8, 16, rngs=rngs)
+
+  def __call__(self, x):
+    return self.up(self.mixture(self.attention(x)))
+
+
 class Coincidences(nnx.Module):
   """Tables of as many rows as inner layers have outputs."""
 
@@ -203,6 +227,21 @@ class PresetTest(parameterized.TestCase):
     self.assertEqual(_labels(recording, 'all-linear'), [*ATTENTION, *MLP])
     self.assertEqual(_labels(recording, 'attention'), ATTENTION)
     self.assertEqual(_labels(recording, 'mlp'), MLP)
+
+  def test_any_contraction_of_two_activations_counts_as_attention(self):
+    recording = interception.record(
+      Mixture(), jax.ShapeDtypeStruct((4, 8), jnp.float32)
+    )
+    attention = ['attention.q', 'attention.k']
+    experts = [f'mixture/experts/{i}.kernel' for i in range(3)]
+    self.assertCountEqual(
+      _labels(recording, 'attention'),
+      [*attention, 'mixture/router.kernel', *experts],
+    )
+    self.assertEqual(_labels(recording, 'mlp'), ['up.kernel'])
+    self.assertEqual(
+      _labels(recording, 'attention', exclude='mixture/.*'), attention
+    )
 
   def test_foreign_attention(self):
     recording = interception.record(Foreign(), toy_models.inputs())
