@@ -63,7 +63,7 @@ class Manifest(NamedTuple):
 
 
 def make_manifest(
-  state: nnx.State,
+  state: nnx.State[Any, Any],
   config: config_lib.Config | None,
   base_fingerprint: str,
 ) -> Manifest:
@@ -82,7 +82,9 @@ def make_manifest(
   return Manifest(fields, leaves_of(state), base_fingerprint)
 
 
-def leaves_of(state: nnx.State) -> dict[str, tuple[tuple[int, ...], str]]:
+def leaves_of(
+  state: nnx.State[Any, Any],
+) -> dict[str, tuple[tuple[int, ...], str]]:
   """Shape and dtype of each leaf, by its path."""
   return {
     name: (tuple(leaf.shape), str(leaf.dtype))
@@ -147,7 +149,7 @@ def _with_tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def save_adapter(
   directory: str | os.PathLike[str],
-  trainable: nnx.State,
+  trainable: nnx.State[Any, Any],
   manifest: Manifest,
   *,
   overwrite: bool = False,
@@ -217,30 +219,30 @@ def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
 @overload
 def restore_adapter(
   directory: str | os.PathLike[str],
-  like: nnx.State,
+  like: nnx.State[Any, Any],
   manifest: Manifest,
   *,
   strict: Literal[True] = True,
-) -> nnx.State: ...
+) -> nnx.State[Any, Any]: ...
 
 
 @overload
 def restore_adapter(
   directory: str | os.PathLike[str],
-  like: nnx.State,
+  like: nnx.State[Any, Any],
   manifest: Manifest,
   *,
   strict: Literal[False],
-) -> tuple[nnx.State, list[str]]: ...
+) -> tuple[nnx.State[Any, Any], list[str]]: ...
 
 
 def restore_adapter(
   directory: str | os.PathLike[str],
-  like: nnx.State,
+  like: nnx.State[Any, Any],
   manifest: Manifest,
   *,
   strict: bool = True,
-) -> nnx.State | tuple[nnx.State, list[str]]:
+) -> nnx.State[Any, Any] | tuple[nnx.State[Any, Any], list[str]]:
   """Reads saved variables into a State of the same structure.
 
   Args:
@@ -290,10 +292,10 @@ def _restored_part(
   path: pathlib.Path,
   checkpointer: Any,
   stored: Mapping[str, Any],
-  like: nnx.State,
+  like: nnx.State[Any, Any],
   wanted: Mapping[str, Any],
   differences: Mapping[str, str],
-) -> tuple[nnx.State, list[str]]:
+) -> tuple[nnx.State[Any, Any], list[str]]:
   own = _named_leaves(like)
   for name in own:
     if name not in wanted and isinstance(own[name], jax.ShapeDtypeStruct):

@@ -25,14 +25,14 @@ _COMBINATIONS = (
 
 
 def combine_adapters(
-  states: Sequence[nnx.State],
+  states: Sequence[nnx.State[Any, Any]],
   weights: Sequence[float],
   *,
   how: Combination = 'concatenate',
   rank: int | None = None,
   density: float = 0.5,
   key: jax.Array | None = None,
-) -> nnx.State:
+) -> nnx.State[Any, Any]:
   """One LoRA adapter out of several, each with a weight.
 
   All have to be LoRA adapters of the same weights, with the same scale
@@ -96,8 +96,12 @@ def combine_adapters(
 
 
 def extract_adapter(
-  base: nnx.State, tuned: nnx.State, like: nnx.State, *, scale: float
-) -> nnx.State:
+  base: nnx.State[Any, Any],
+  tuned: nnx.State[Any, Any],
+  like: nnx.State[Any, Any],
+  *,
+  scale: float,
+) -> nnx.State[Any, Any]:
   """The LoRA adapter that comes closest to what training did to the weights.
 
   Used in: peftlib/guide/your_own_method.md.
@@ -211,7 +215,7 @@ def _pairs(function: str, flat: dict[Any, Any]) -> Iterator[_Pair]:
 
 def _check(
   function: str,
-  states: Sequence[nnx.State],
+  states: Sequence[nnx.State[Any, Any]],
   weights: Sequence[float],
   how: str,
   rank: int | None,

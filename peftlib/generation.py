@@ -57,7 +57,7 @@ class _Loop(NamedTuple):
 
 def generate(
   graphdef: nnx.GraphDef[Any],
-  state: nnx.State,
+  state: nnx.State[Any, Any],
   prompts: Sequence[Sequence[int]],
   *,
   max_new_tokens: int,
@@ -173,7 +173,7 @@ def generate(
 
 def stream(
   graphdef: nnx.GraphDef[Any],
-  state: nnx.State,
+  state: nnx.State[Any, Any],
   prompt: Sequence[int],
   *,
   max_new_tokens: int,
@@ -353,7 +353,7 @@ def nucleus(logits: jax.Array, top_p: jax.typing.ArrayLike) -> jax.Array:
 
 def _first(
   graphdef: nnx.GraphDef[Any],
-  state: nnx.State,
+  state: nnx.State[Any, Any],
   tokens: jax.Array,
   lengths: jax.Array,
   keys: jax.Array,
@@ -385,7 +385,7 @@ def _first(
 
 def _next(
   graphdef: nnx.GraphDef[Any],
-  state: nnx.State,
+  state: nnx.State[Any, Any],
   token: jax.Array,
   positions: jax.Array,
   cache: cache_lib.Cache,
@@ -430,7 +430,7 @@ _jitted_next = jax.jit(
 )
 def _generate_batch(
   graphdef: nnx.GraphDef[Any],
-  state: nnx.State,
+  state: nnx.State[Any, Any],
   prefix: jax.Array,
   tokens: jax.Array,
   lengths: jax.Array,

@@ -19,6 +19,7 @@ from flax import nnx
 import flax.core
 import jax
 import jax.numpy as jnp
+import numpy as np
 import qwix
 
 # Not public in qwix: the wrapper that its own providers know as a quantized
@@ -291,6 +292,21 @@ def _is_array(x: Any) -> bool:
   return hasattr(x, 'shape') and hasattr(x, 'dtype')
 
 
+def _on_device(model: nnx.Module) -> list[tuple[nnx.Variable[Any], np.ndarray]]:
+  """Makes numpy arrays in a model jax's; returns what they were.
+
+  Reading a variable of numpy makes a new array, which is not known as it.
+  """
+  before = []
+  for _, node in nnx.iter_graph(model):
+    if isinstance(node, nnx.Variable):
+      value = node.get_raw_value()
+      if isinstance(value, np.ndarray):
+        before.append((node, value))
+        node.set_raw_value(jnp.asarray(value), _unsafe_bypass_check=True)
+  return before
+
+
 def _joined(path: tuple[Any, ...], name: str) -> str:
   module = '/'.join(map(str, path))
   return f'{module}.{name}' if module else name
@@ -420,6 +436,7 @@ class _Provider(qwix.PtqProvider):
 
   def process_model_inputs(self, model: Any, args: Any, kwargs: Any) -> Any:
     self._reset()
+    self._local.numpy = _on_device(model)
     self._local.shortened = slots_lib.expand_layers(model)
     return super().process_model_inputs(model, args, kwargs)
 
@@ -433,6 +450,9 @@ class _Provider(qwix.PtqProvider):
     self._local.known = {}
     slots_lib.restore_layers(getattr(self._local, 'shortened', []))
     self._local.shortened = []
+    for variable, value in getattr(self._local, 'numpy', []):
+      variable.set_raw_value(value, _unsafe_bypass_check=True)
+    self._local.numpy = []
 
   def dot_general(
     self,

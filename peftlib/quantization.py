@@ -20,11 +20,11 @@ from peftlib import weight_ops
 
 def quantize_base(
   graphdef: nnx.GraphDef[Any],
-  state: nnx.State,
+  state: nnx.State[Any, Any],
   config: config_lib.Config,
   *inputs: Any,
   **named_inputs: Any,
-) -> tuple[nnx.GraphDef[Any], nnx.State]:
+) -> tuple[nnx.GraphDef[Any], nnx.State[Any, Any]]:
   """Quantizes the weights that `config.module_path` matches.
 
   Each weight that takes part in a contraction is replaced by its quantized
@@ -82,13 +82,13 @@ class Planned(NamedTuple):
   """
 
   graphdef: nnx.GraphDef[Any]
-  state: nnx.State
+  state: nnx.State[Any, Any]
   quantizers: dict[tuple[str, ...], Callable[[jax.Array], qwix.QArray]]
 
 
 def plan_base(
   graphdef: nnx.GraphDef[Any],
-  state: nnx.State,
+  state: nnx.State[Any, Any],
   config: config_lib.Config,
   *inputs: Any,
 ) -> Planned:
@@ -113,7 +113,7 @@ def plan_base(
 
 def _quantized(
   graphdef: nnx.GraphDef[Any],
-  state: nnx.State,
+  state: nnx.State[Any, Any],
   config: config_lib.Config,
   inputs: tuple[Any, ...],
   named_inputs: dict[str, Any],
@@ -179,8 +179,8 @@ def _plan(
 
 
 def dequantize_base(
-  graphdef: nnx.GraphDef[Any], state: nnx.State, *, dtype: Any = None
-) -> tuple[nnx.GraphDef[Any], nnx.State]:
+  graphdef: nnx.GraphDef[Any], state: nnx.State[Any, Any], *, dtype: Any = None
+) -> tuple[nnx.GraphDef[Any], nnx.State[Any, Any]]:
   """Puts floating-point weights in place of all quantized ones.
 
   Used in: peftlib/guide/your_own_method.md.

@@ -13,7 +13,9 @@ from peftlib import injection
 from peftlib import training
 
 
-def stack_adapters(states: Sequence[nnx.State]) -> nnx.State:
+def stack_adapters(
+  states: Sequence[nnx.State[Any, Any]],
+) -> nnx.State[Any, Any]:
   """Adapters of equal structure as one State with a leading adapter axis.
 
   LoRA adapters of unequal rank are padded with zeros to the largest. Both
@@ -84,8 +86,9 @@ def stack_adapters(states: Sequence[nnx.State]) -> nnx.State:
 
 
 def unstack_adapters(
-  stacked: nnx.State, like: Sequence[nnx.State] | None = None
-) -> list[nnx.State]:
+  stacked: nnx.State[Any, Any],
+  like: Sequence[nnx.State[Any, Any]] | None = None,
+) -> list[nnx.State[Any, Any]]:
   """The adapters of a stacked State.
 
   Used in: tests/consumers/population.py.
@@ -140,7 +143,7 @@ def unstack_adapters(
   return states
 
 
-def padding_mask(states: Sequence[nnx.State]) -> nnx.State:
+def padding_mask(states: Sequence[nnx.State[Any, Any]]) -> nnx.State[Any, Any]:
   """Where a stack of adapters has values and where padding, as ones and zeros.
 
   Args:
@@ -157,11 +160,11 @@ def padding_mask(states: Sequence[nnx.State]) -> nnx.State:
 
 
 def init_stacked_train_state(
-  stacked: nnx.State,
+  stacked: nnx.State[Any, Any],
   tx: optax.GradientTransformation,
   *,
   keys: jax.Array,
-  mutable: nnx.State | None = None,
+  mutable: nnx.State[Any, Any] | None = None,
 ) -> training.TrainState:
   """Makes the state of a run of many adapters at step 0.
 
@@ -182,7 +185,9 @@ def init_stacked_train_state(
   """
 
   def init(
-    trainable: nnx.State, key: jax.Array, mutable: nnx.State | None
+    trainable: nnx.State[Any, Any],
+    key: jax.Array,
+    mutable: nnx.State[Any, Any] | None,
   ) -> training.TrainState:
     return training.init_train_state(trainable, tx, key=key, mutable=mutable)
 
@@ -195,11 +200,11 @@ def make_stacked_train_step(
   loss_fn: training.LossFn,
   tx: optax.GradientTransformation,
   *,
-  mask: nnx.State | None = None,
+  mask: nnx.State[Any, Any] | None = None,
   batch_axis: int | None = 0,
   donate: bool = True,
 ) -> Callable[
-  [training.TrainState, nnx.State, Any],
+  [training.TrainState, nnx.State[Any, Any], Any],
   tuple[training.TrainState, training.Metrics],
 ]:
   """Makes a jitted step that trains many adapters over one frozen base.
@@ -227,7 +232,7 @@ def make_stacked_train_step(
   one = training.make_train_step(graphdef, loss_fn, tx, donate=False)
 
   def step(
-    train_state: training.TrainState, frozen: nnx.State, batch: Any
+    train_state: training.TrainState, frozen: nnx.State[Any, Any], batch: Any
   ) -> tuple[training.TrainState, training.Metrics]:
     new, metrics = jax.vmap(one, in_axes=(0, None, batch_axis))(
       _each(_without_axis, train_state), frozen, batch

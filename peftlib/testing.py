@@ -9,6 +9,7 @@ The package doesn't import this module by itself: write
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from flax import nnx
 
@@ -23,7 +24,7 @@ __all__ = [
 
 
 def assert_trainable(
-  state: nnx.State,
+  state: nnx.State[Any, Any],
   config: config_lib.Config | nnx.filterlib.Filter,
   paths: Sequence[str],
 ) -> None:
@@ -97,7 +98,7 @@ def assert_trainable(
     )
 
 
-def _paths(state: nnx.State) -> dict[str, None]:
+def _paths(state: nnx.State[Any, Any]) -> dict[str, None]:
   return {
     '/'.join(map(str, path)): None for path, _ in nnx.to_flat_state(state)
   }

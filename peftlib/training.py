@@ -46,10 +46,10 @@ class TrainState(NamedTuple):
   """
 
   step: jax.Array
-  trainable: nnx.State
+  trainable: nnx.State[Any, Any]
   opt_state: optax.OptState
   key: jax.Array
-  mutable: nnx.State
+  mutable: nnx.State[Any, Any]
 
 
 def trainable_filter(config: config_lib.Config | None) -> Any:
@@ -104,11 +104,11 @@ class _Named:
 
 
 def init_train_state(
-  trainable: nnx.State,
+  trainable: nnx.State[Any, Any],
   tx: optax.GradientTransformation,
   *,
   key: jax.Array,
-  mutable: nnx.State | None = None,
+  mutable: nnx.State[Any, Any] | None = None,
 ) -> TrainState:
   """Makes the state of a run at step 0.
 
@@ -181,7 +181,9 @@ def make_train_step(
   tx: optax.GradientTransformation,
   *,
   donate: bool = True,
-) -> Callable[[TrainState, nnx.State, Batch], tuple[TrainState, Metrics]]:
+) -> Callable[
+  [TrainState, nnx.State[Any, Any], Batch], tuple[TrainState, Metrics]
+]:
   """Makes the jitted step `(train_state, frozen, batch) -> (state, metrics)`.
 
   Gradients are taken with respect to `train_state.trainable` alone, so that
@@ -209,12 +211,12 @@ def make_train_step(
   _check_graphdef('peftlib.make_train_step', graphdef)
 
   def step(
-    train_state: TrainState, frozen: nnx.State, batch: Batch
+    train_state: TrainState, frozen: nnx.State[Any, Any], batch: Batch
   ) -> tuple[TrainState, Metrics]:
     key = jax.random.fold_in(train_state.key, train_state.step)
     adapter_key, default_key, dropout_key = jax.random.split(key, 3)
 
-    def loss(trainable: nnx.State) -> Any:
+    def loss(trainable: nnx.State[Any, Any]) -> Any:
       state = nnx.merge_state(trainable, train_state.mutable, frozen)
       model = nnx.merge(
         *injection.with_dropout(graphdef, state, adapter_key), copy=True
@@ -251,7 +253,7 @@ def make_train_step(
 
 def make_eval_step(
   graphdef: nnx.GraphDef[Any], loss_fn: LossFn
-) -> Callable[[nnx.State, nnx.State, Batch], Metrics]:
+) -> Callable[[nnx.State[Any, Any], nnx.State[Any, Any], Batch], Metrics]:
   """Makes the jitted step `(trainable, frozen, batch) -> metrics`.
 
   Dropout is off and the model is in evaluation mode.
@@ -271,7 +273,9 @@ def make_eval_step(
   """
   _check_graphdef('peftlib.make_eval_step', graphdef)
 
-  def step(trainable: nnx.State, frozen: nnx.State, batch: Batch) -> Metrics:
+  def step(
+    trainable: nnx.State[Any, Any], frozen: nnx.State[Any, Any], batch: Batch
+  ) -> Metrics:
     model = nnx.merge(graphdef, trainable, frozen, copy=True)
     model.eval()
     value, metrics = loss_fn(model, batch, nnx.Rngs(0))
@@ -288,7 +292,9 @@ def _copy(x: Any) -> Any:
   return x if isinstance(x, jax.ShapeDtypeStruct) else jnp.copy(x)
 
 
-def _read_back(model: nnx.Module, mutable: nnx.State) -> nnx.State:
+def _read_back(
+  model: nnx.Module, mutable: nnx.State[Any, Any]
+) -> nnx.State[Any, Any]:
   """The values that the forward pass left in the mutable variables."""
   paths = {path for path, _ in nnx.to_flat_state(mutable)}
   if not paths:

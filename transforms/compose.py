@@ -7,9 +7,10 @@ from flax import nnx
 
 from transforms import _checks
 
-type StateFn = Callable[[nnx.State], nnx.State]
+type StateFn = Callable[[nnx.State[Any, Any]], nnx.State[Any, Any]]
 type GraphStateFn = Callable[
-  [nnx.GraphDef[Any], nnx.State], tuple[nnx.GraphDef[Any], nnx.State]
+  [nnx.GraphDef[Any], nnx.State[Any, Any]],
+  tuple[nnx.GraphDef[Any], nnx.State[Any, Any]],
 ]
 
 
@@ -21,8 +22,8 @@ class _Lifted:
     self.__name__ = _name(fn)
 
   def __call__(
-    self, graphdef: nnx.GraphDef[Any], state: nnx.State
-  ) -> tuple[nnx.GraphDef[Any], nnx.State]:
+    self, graphdef: nnx.GraphDef[Any], state: nnx.State[Any, Any]
+  ) -> tuple[nnx.GraphDef[Any], nnx.State[Any, Any]]:
     return graphdef, self.fn(state)
 
 

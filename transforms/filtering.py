@@ -62,7 +62,7 @@ class PathMatches:
     return re.fullmatch(self.pattern, _checks.path_text(path)) is not None
 
 
-def select(state: nnx.State, *filters: Filter) -> nnx.State:
+def select(state: nnx.State[Any, Any], *filters: Filter) -> nnx.State[Any, Any]:
   """Returns the State of the leaves that match any of `filters`.
 
   Used in: peftlib/guide/your_own_loop.md.
@@ -86,7 +86,9 @@ def select(state: nnx.State, *filters: Filter) -> nnx.State:
   return _filtered('select', state, filters, matching=True)
 
 
-def exclude(state: nnx.State, *filters: Filter) -> nnx.State:
+def exclude(
+  state: nnx.State[Any, Any], *filters: Filter
+) -> nnx.State[Any, Any]:
   """Returns the State of the leaves that match none of `filters`.
 
   The exact complement of `select`, with the same arguments and errors.
@@ -101,7 +103,9 @@ def exclude(state: nnx.State, *filters: Filter) -> nnx.State:
   return _filtered('exclude', state, filters, matching=False)
 
 
-def partition(state: nnx.State, *filters: Filter) -> tuple[nnx.State, ...]:
+def partition(
+  state: nnx.State[Any, Any], *filters: Filter
+) -> tuple[nnx.State[Any, Any], ...]:
   """Splits a State into one State per filter; the first that matches wins.
 
   `nnx.LoRAParam` is a subclass of `nnx.Param`, so the narrower filter has to
@@ -158,7 +162,9 @@ def partition(state: nnx.State, *filters: Filter) -> tuple[nnx.State, ...]:
   return tuple(nnx.from_flat_state(part) for part in parts)
 
 
-def merge(state: nnx.State, *states: nnx.State) -> nnx.State:
+def merge(
+  state: nnx.State[Any, Any], *states: nnx.State[Any, Any]
+) -> nnx.State[Any, Any]:
   """Joins States that have no path in common; the inverse of `partition`.
 
   Used in: tests/consumers/grpo.py.
@@ -205,7 +211,7 @@ def merge(state: nnx.State, *states: nnx.State) -> nnx.State:
   return nnx.from_flat_state(sorted(merged, key=lambda entry: entry[0]))
 
 
-def drop_intermediates(state: nnx.State) -> nnx.State:
+def drop_intermediates(state: nnx.State[Any, Any]) -> nnx.State[Any, Any]:
   """Returns the State without what a forward pass sowed into it.
 
   These are the leaves of type `nnx.Intermediate` and its subclasses, such as
@@ -249,7 +255,7 @@ def to_predicate(function: str, item: Filter) -> nnx.filterlib.Predicate:
   return nnx.filterlib.to_predicate(item)
 
 
-def _flat(state: nnx.State) -> nnx.FlatState[Any]:
+def _flat(state: nnx.State[Any, Any]) -> nnx.FlatState[Any]:
   # Neither nnx.state nor nnx.filter_state takes a State on every flax version.
   return nnx.to_flat_state(state)
 
@@ -260,11 +266,11 @@ def _is_rest(item: Filter) -> bool:
 
 def _filtered(
   function: str,
-  state: nnx.State,
+  state: nnx.State[Any, Any],
   filters: tuple[Filter, ...],
   *,
   matching: bool,
-) -> nnx.State:
+) -> nnx.State[Any, Any]:
   _checks.check_state(function, state)
   if not filters:
     raise ValueError(f'{function}: give at least one filter.')

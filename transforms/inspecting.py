@@ -35,7 +35,9 @@ class Difference(NamedTuple):
     return f'{self.path}: {self.what} {self.a} != {self.b}'
 
 
-def diff(a: nnx.State, b: nnx.State) -> tuple[Difference, ...]:
+def diff(
+  a: nnx.State[Any, Any], b: nnx.State[Any, Any]
+) -> tuple[Difference, ...]:
   """Returns all that differs between two States, ordered by path.
 
   Two NaNs at the same place are equal. Values are compared if both are
@@ -79,7 +81,7 @@ def diff(a: nnx.State, b: nnx.State) -> tuple[Difference, ...]:
   return tuple(found)
 
 
-def describe(state: nnx.State) -> str:
+def describe(state: nnx.State[Any, Any]) -> str:
   """Returns a table of the leaves of a State.
 
   Layers that aren't scanned, and so have an index in their path, share a row if

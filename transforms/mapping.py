@@ -15,8 +15,10 @@ from transforms import filtering
 
 
 def map_variables(
-  f: Callable[[Any], Any], state: nnx.State, filters: filtering.Filter = ...
-) -> nnx.State:
+  f: Callable[[Any], Any],
+  state: nnx.State[Any, Any],
+  filters: filtering.Filter = ...,
+) -> nnx.State[Any, Any]:
   """Maps a function over the selected leaves of a State.
 
   Used in: peftlib/guide/your_own_method.md.
@@ -46,8 +48,8 @@ def map_variables(
 
 
 def cast(
-  state: nnx.State, dtype: Any, filters: filtering.Filter = ...
-) -> nnx.State:
+  state: nnx.State[Any, Any], dtype: Any, filters: filtering.Filter = ...
+) -> nnx.State[Any, Any]:
   """Casts the floating-point arrays of the selected leaves.
 
   Integers, booleans and keys are left alone: casting those changes what they
@@ -89,7 +91,7 @@ def cast(
   return _mapped('cast', convert, state, filters)
 
 
-def param_count(state: nnx.State, prefix: str = '') -> int:
+def param_count(state: nnx.State[Any, Any], prefix: str = '') -> int:
   """Returns the number of elements of all arrays below a path.
 
   Used in: peftlib/guide/your_own_model.md.
@@ -113,7 +115,7 @@ def param_count(state: nnx.State, prefix: str = '') -> int:
   return sum(map(_leaves.size, _parts('param_count', state, prefix)))
 
 
-def param_bytes(state: nnx.State, prefix: str = '') -> int:
+def param_bytes(state: nnx.State[Any, Any], prefix: str = '') -> int:
   """Returns the bytes in memory of all arrays below a path.
 
   Arrays of less than 8 bits an element are counted as they are stored, packed:
@@ -163,7 +165,7 @@ def _bits(dtype: Any) -> int:
   return int(np.dtype(dtype).itemsize * 8)
 
 
-def _parts(function: str, state: nnx.State, prefix: str) -> list[Any]:
+def _parts(function: str, state: nnx.State[Any, Any], prefix: str) -> list[Any]:
   _checks.check_state(function, state)
   wanted = prefix.split('/') if prefix else []
   found: list[Any] = []
@@ -197,8 +199,11 @@ def _converted(part: Any, dtype: Any) -> Any:
 
 
 def _mapped(
-  function: str, f: Callable[[Any], Any], state: nnx.State, filters: Any
-) -> nnx.State:
+  function: str,
+  f: Callable[[Any], Any],
+  state: nnx.State[Any, Any],
+  filters: Any,
+) -> nnx.State[Any, Any]:
   predicate = filtering.to_predicate(function, filters)
   results = []
   for path, leaf in nnx.to_flat_state(state):

@@ -14,8 +14,8 @@ _HOST = 'pinned_host'
 
 
 def host_offload(
-  state: nnx.State, filters: filtering.Filter = ...
-) -> nnx.State:
+  state: nnx.State[Any, Any], filters: filtering.Filter = ...
+) -> nnx.State[Any, Any]:
   """Moves the selected leaves to pinned host memory.
 
   Each array keeps its devices and its spec: every device's part goes to the
@@ -43,7 +43,9 @@ def host_offload(
   return _move('host_offload', state, filters, to_host=True)
 
 
-def to_device(state: nnx.State, filters: filtering.Filter = ...) -> nnx.State:
+def to_device(
+  state: nnx.State[Any, Any], filters: filtering.Filter = ...
+) -> nnx.State[Any, Any]:
   """Moves the selected leaves to the memory that their devices compute in.
 
   The inverse of `host_offload`.
@@ -71,8 +73,12 @@ def to_device(state: nnx.State, filters: filtering.Filter = ...) -> nnx.State:
 
 
 def _move(
-  function: str, state: nnx.State, filters: filtering.Filter, *, to_host: bool
-) -> nnx.State:
+  function: str,
+  state: nnx.State[Any, Any],
+  filters: filtering.Filter,
+  *,
+  to_host: bool,
+) -> nnx.State[Any, Any]:
   _checks.check_state(function, state)
   selected, rest = filtering.partition(state, filters, ...)
   parts = [

@@ -25,8 +25,11 @@ type Rules = Sequence[tuple[str, MeshAxes]] | Mapping[str, MeshAxes]
 
 
 def partition_specs(
-  state: nnx.State, rules: Rules, *, mesh: jax.sharding.Mesh | None = None
-) -> nnx.State:
+  state: nnx.State[Any, Any],
+  rules: Rules,
+  *,
+  mesh: jax.sharding.Mesh | None = None,
+) -> nnx.State[Any, Any]:
   """Returns the `PartitionSpec` of every leaf by logical axis rules.
 
   The semantics are those of `flax.linen.logical_to_mesh_axes`: rules are tried
@@ -66,19 +69,19 @@ def partition_specs(
   _checks.check_state('partition_specs', state)
   pairs = _pairs('partition_specs', rules)
   cached = _by_annotation(lambda leaf: _part_specs(leaf, pairs, mesh)[2])
-  result: nnx.State = _leaves.map_leaves(
+  result: nnx.State[Any, Any] = _leaves.map_leaves(
     'partition_specs', lambda leaf: _rebuilt(leaf, cached(leaf)), state
   )
   return result
 
 
 def named_shardings(
-  state: nnx.State,
+  state: nnx.State[Any, Any],
   mesh: jax.sharding.Mesh,
   rules: Rules,
   *,
   replicate_indivisible: bool = False,
-) -> nnx.State:
+) -> nnx.State[Any, Any]:
   """Returns the `NamedSharding` of every leaf by logical axis rules.
 
   The result has the structure of `state`. It can be given to `jax.jit` as
@@ -135,7 +138,9 @@ def named_shardings(
     replicated.append(bad)
     return _rebuilt(leaf, sharded)
 
-  result: nnx.State = _leaves.map_leaves('named_shardings', shard, state)
+  result: nnx.State[Any, Any] = _leaves.map_leaves(
+    'named_shardings', shard, state
+  )
   if any(replicated):
     paths = map(_checks.path_text, _leaves.leaf_paths(state))
     reported = [

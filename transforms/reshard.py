@@ -30,8 +30,8 @@ _COPYING_THREADS = 4
 
 
 def reshard(
-  state: nnx.State, shardings: Any, *, donate: bool = False
-) -> nnx.State:
+  state: nnx.State[Any, Any], shardings: Any, *, donate: bool = False
+) -> nnx.State[Any, Any]:
   """Returns the State with its values placed as `shardings` say.
 
   Values may be numpy arrays, arrays on one device, on another mesh, in pinned
@@ -86,7 +86,9 @@ def reshard(
   def place(plans: list[Any]) -> list[Any]:
     return list(map(_placing(plans, known, donate), plans))
 
-  result: nnx.State = _leaves.map_leaves('reshard', plan, state, finish=place)
+  result: nnx.State[Any, Any] = _leaves.map_leaves(
+    'reshard', plan, state, finish=place
+  )
   return result
 
 
@@ -164,7 +166,7 @@ class _Known(NamedTuple):
   agreeing: set[tuple[Any, ...]]
 
 
-def _targets(state: nnx.State, shardings: Any) -> list[Any]:
+def _targets(state: nnx.State[Any, Any], shardings: Any) -> list[Any]:
   if _leaves.is_sharding(shardings):
     return [shardings] * len(_leaves.leaves(state))
   _checks.check_no_module('reshard', shardings)

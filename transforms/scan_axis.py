@@ -225,8 +225,10 @@ def move_scan_axis[T](tree: T, source: int, destination: int) -> T:
 
 
 def stack_layers(
-  states: Sequence[nnx.State], name: str | None = 'layers', axis: int = 0
-) -> nnx.State:
+  states: Sequence[nnx.State[Any, Any]],
+  name: str | None = 'layers',
+  axis: int = 0,
+) -> nnx.State[Any, Any]:
   """Stacks the States of single layers into the State of a scanned model.
 
   The exact inverse of `unstack_layers`.
@@ -291,13 +293,15 @@ def stack_layers(
     )
     return metadata.replace(first, stacked, changed)
 
-  result: nnx.State = _leaves.map_leaves('stack_layers', stack, *states)
+  result: nnx.State[Any, Any] = _leaves.map_leaves(
+    'stack_layers', stack, *states
+  )
   return result
 
 
 def unstack_layers(
-  state: nnx.State, name: str | None = 'layers', axis: int = 0
-) -> list[nnx.State]:
+  state: nnx.State[Any, Any], name: str | None = 'layers', axis: int = 0
+) -> list[nnx.State[Any, Any]]:
   """Splits the State of a scanned model into the States of its layers.
 
   The exact inverse of `stack_layers`.
@@ -381,7 +385,9 @@ def _plan_unstacking(leaf: Any, name: str | None, axis: int) -> _Unstacking:
   return _Unstacking(leaf, axis, tuple(lengths), specs)
 
 
-def _layer_count(state: nnx.State, plans: Sequence[_Unstacking]) -> int:
+def _layer_count(
+  state: nnx.State[Any, Any], plans: Sequence[_Unstacking]
+) -> int:
   seen: dict[int, int] = {}
   for number, plan in enumerate(plans):
     for length in plan.lengths:
@@ -740,7 +746,7 @@ def _abstract(
   return part.update(shape=shape, sharding=sharding)
 
 
-def _check_equal(states: Sequence[nnx.State]) -> None:
+def _check_equal(states: Sequence[nnx.State[Any, Any]]) -> None:
   first = dict(nnx.to_flat_state(states[0]))
   for number, state in enumerate(states[1:], start=1):
     other = dict(nnx.to_flat_state(state))

@@ -56,7 +56,7 @@ class _Word(str):
 _MISSING = _Word('missing')
 
 
-def assert_states_share(a: nnx.State, b: nnx.State) -> None:
+def assert_states_share(a: nnx.State[Any, Any], b: nnx.State[Any, Any]) -> None:
   """Asserts that two States hold the very same arrays at the same paths.
 
   Copies and casts are other arrays, equal ones too: what passes takes no
@@ -109,7 +109,9 @@ def assert_states_share(a: nnx.State, b: nnx.State) -> None:
 
 
 def assert_only_changed(
-  before: nnx.State, after: nnx.State, filters: filtering.Filter
+  before: nnx.State[Any, Any],
+  after: nnx.State[Any, Any],
+  filters: filtering.Filter,
 ) -> None:
   """Asserts that values and metadata changed where a filter says, and only so.
 
@@ -177,7 +179,7 @@ def assert_only_changed(
 
 
 def assert_specs_match(
-  state: nnx.State,
+  state: nnx.State[Any, Any],
   mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh | None = None,
 ) -> None:
   """Asserts that the sharding metadata fits the values that it is about.
@@ -230,7 +232,7 @@ def assert_specs_match(
     )
 
 
-def assert_no_abstract_leaves(state: nnx.State) -> None:
+def assert_no_abstract_leaves(state: nnx.State[Any, Any]) -> None:
   """Asserts that every leaf holds arrays: nothing was left to be loaded.
 
   Tracers are arrays, so this can be used in a jitted function too.
@@ -381,7 +383,7 @@ def assert_max_compilations[**P, R](
 
 
 def assert_bytes_at_most(
-  state: nnx.State, limit: int, filters: filtering.Filter = ...
+  state: nnx.State[Any, Any], limit: int, filters: filtering.Filter = ...
 ) -> None:
   """Asserts that the selected leaves take no more memory than a limit.
 
@@ -576,7 +578,7 @@ def _split_pair(item: Any) -> tuple[Any, nnx.State | None]:
   )
 
 
-def _abstract(state: nnx.State) -> nnx.State:
+def _abstract(state: nnx.State[Any, Any]) -> nnx.State[Any, Any]:
   def abstract(part: Any) -> Any:
     if _leaves.is_sharding(part):
       return part
@@ -588,7 +590,9 @@ def _abstract(state: nnx.State) -> nnx.State:
       _leaves.with_value(leaf, value) if _leaves.is_variable(leaf) else value
     )
 
-  result: nnx.State = _leaves.map_leaves('assert_same_graph', convert, state)
+  result: nnx.State[Any, Any] = _leaves.map_leaves(
+    'assert_same_graph', convert, state
+  )
   return result
 
 
@@ -681,7 +685,7 @@ def _equal(one: Any, two: Any) -> bool:
   return one is two or (type(one) is type(two) and bool(one == two))
 
 
-def _check_values(function: str, name: str, state: nnx.State) -> None:
+def _check_values(function: str, name: str, state: nnx.State[Any, Any]) -> None:
   for path, leaf in nnx.to_flat_state(state):
     for part in _leaves.parts(_leaves.raw_value(leaf)):
       where = f'{function}: {name}: {_checks.path_text(path)}'
@@ -718,7 +722,7 @@ def _stored(leaf: Any) -> list[Any]:
   return [value] if isinstance(value, jax.Ref) else _leaves.parts(value)
 
 
-def _flat(state: nnx.State) -> dict[_checks.Path, Any]:
+def _flat(state: nnx.State[Any, Any]) -> dict[_checks.Path, Any]:
   return dict(nnx.to_flat_state(state))
 
 

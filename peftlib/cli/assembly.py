@@ -23,22 +23,22 @@ class Base(NamedTuple):
   """A pretrained model, or its abstract shape."""
 
   graphdef: nnx.GraphDef[Any]
-  state: nnx.State
+  state: nnx.State[Any, Any]
 
 
 class Assembled(NamedTuple):
   """A model, its trainable variables apart from the frozen ones."""
 
   graphdef: nnx.GraphDef[Any]
-  trainable: nnx.State
-  frozen: nnx.State
+  trainable: nnx.State[Any, Any]
+  frozen: nnx.State[Any, Any]
 
 
 class Adapted(NamedTuple):
   """A model with the values of an adapter directory, if one was given."""
 
   graphdef: nnx.GraphDef[Any]
-  state: nnx.State
+  state: nnx.State[Any, Any]
   config: config_lib.Config | None
 
 
@@ -79,7 +79,7 @@ def _is_quantized_first(config: config_lib.Config | None) -> bool:
   )
 
 
-def _is_quantized(state: nnx.State) -> bool:
+def _is_quantized(state: nnx.State[Any, Any]) -> bool:
   return any(path[-1] == 'qvalue' for path, _ in nnx.to_flat_state(state))
 
 

@@ -67,7 +67,9 @@ def tree_bytes(tree: Any) -> int:
   return sum(num_bytes(leaf) for leaf in jax.tree.leaves(tree))
 
 
-def module_rows(trainable: nnx.State, frozen: nnx.State) -> list[ModuleRow]:
+def module_rows(
+  trainable: nnx.State[Any, Any], frozen: nnx.State[Any, Any]
+) -> list[ModuleRow]:
   """Sums up what each module holds in which something is trained.
 
   Args:

@@ -94,7 +94,7 @@ def _asked(row: data.Row) -> str:
 
 def ask(
   graphdef: nnx.GraphDef[Any],
-  state: nnx.State,
+  state: nnx.State[Any, Any],
   questions: Questions,
   tokenizer: data.Tokenizer,
   *,
@@ -120,7 +120,9 @@ def ask(
 
 
 def mean_loss(
-  graphdef: nnx.GraphDef[Any], state: nnx.State, pipeline: data.Pipeline
+  graphdef: nnx.GraphDef[Any],
+  state: nnx.State[Any, Any],
+  pipeline: data.Pipeline,
 ) -> float:
   """Mean loss over the learnt tokens of one epoch.
 
@@ -130,7 +132,7 @@ def mean_loss(
     pipeline: Batches of one epoch.
   """
   step = peftlib.make_eval_step(graphdef, losses.causal_lm_loss)
-  empty: nnx.State = nnx.State({})
+  empty: nnx.State[Any, Any] = nnx.State({})
   total = tokens = 0.0
   for batch in pipeline.dataset:
     metrics = jax.device_get(step(state, empty, batch))

@@ -51,7 +51,7 @@ class _Setup(NamedTuple):
   """A model that is ready to be trained."""
 
   graphdef: nnx.GraphDef[Any]
-  frozen: nnx.State
+  frozen: nnx.State[Any, Any]
   train_state: peftlib.TrainState
   step: Callable[..., Any]
   manifest: checkpoint.Manifest
@@ -268,12 +268,14 @@ def _start(
   return setup.train_state._replace(trainable=trainable)
 
 
-def _constants(frozen: nnx.State) -> nnx.State:
+def _constants(frozen: nnx.State[Any, Any]) -> nnx.State[Any, Any]:
   return transforms.select(frozen, peftlib.AdapterConstant)
 
 
 def _check_constants(
-  options: options_lib.Finetune, saved: nnx.State, own: nnx.State
+  options: options_lib.Finetune,
+  saved: nnx.State[Any, Any],
+  own: nnx.State[Any, Any],
 ) -> None:
   for a, b in zip(jax.tree.leaves(saved), jax.tree.leaves(own), strict=True):
     if not np.array_equal(a, b):
@@ -307,7 +309,7 @@ def _ask_all(
   console: rich_console.Console,
   inputs: _Inputs,
   setup: _Setup,
-  trainable: nnx.State,
+  trainable: nnx.State[Any, Any],
   when: str,
 ) -> list[evaluation.Result]:
   results = []
@@ -390,7 +392,7 @@ class _Compiling:
   def __call__(
     self,
     state: peftlib.TrainState,
-    frozen: nnx.State,
+    frozen: nnx.State[Any, Any],
     batch: Mapping[str, Any],
   ) -> tuple[peftlib.TrainState, dict[str, jax.Array]]:
     shapes = tuple((k, v.shape) for k, v in sorted(batch.items()))

@@ -38,7 +38,9 @@ def make_mesh(text: str | None) -> jax.sharding.Mesh | None:
   )
 
 
-def shard_state(state: nnx.State, mesh: jax.sharding.Mesh | None) -> nnx.State:
+def shard_state(
+  state: nnx.State[Any, Any], mesh: jax.sharding.Mesh | None
+) -> nnx.State[Any, Any]:
   """Splits each array over the axis `fsdp`, along its longest dimension.
 
   Args:

@@ -43,7 +43,7 @@ class Loaded(NamedTuple):
   """
 
   graphdef: nnx.GraphDef[Any]
-  state: nnx.State
+  state: nnx.State[Any, Any]
   config: config_lib.AdapterConfig
   fields: dict[str, Any]
 
@@ -51,7 +51,7 @@ class Loaded(NamedTuple):
 def load_adapter(
   directory: str | os.PathLike[str],
   graphdef: nnx.GraphDef[Any],
-  state: nnx.State,
+  state: nnx.State[Any, Any],
   *inputs: Any,
   adapter: str = slots_lib.DEFAULT_ADAPTER,
   places: Mapping[str, names.Place] | None = None,
@@ -404,13 +404,13 @@ def _whole_of(
 
 def _filled(
   graphdef: nnx.GraphDef[Any],
-  state: nnx.State,
+  state: nnx.State[Any, Any],
   adapter: str,
   bridge: bridges.Bridge,
   places: Mapping[str, names.Place],
   grouped: Mapping[str, Mapping[str, np.ndarray]],
   shared: Mapping[str, np.ndarray],
-) -> nnx.State:
+) -> nnx.State[Any, Any]:
   """The State with the tensors as values of the adapter's variables."""
   model = nnx.merge(graphdef, state, copy=True)
   modules: dict[tuple[Any, ...], dict[int | None, str]] = {}
@@ -517,10 +517,10 @@ def _check_used(
 
 
 def _with_whole(
-  state: nnx.State,
+  state: nnx.State[Any, Any],
   places: Mapping[str, names.Place],
   grouped: Mapping[str, Mapping[str, np.ndarray]],
-) -> nnx.State:
+) -> nnx.State[Any, Any]:
   """The State with the modules that were trained whole."""
   values: dict[tuple[str, ...], dict[int | None, np.ndarray]] = {}
   for module, own in grouped.items():

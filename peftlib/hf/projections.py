@@ -45,7 +45,7 @@ class Turned(NamedTuple):
 
 
 def fused_projections(
-  graphdef: nnx.GraphDef[Any], state: nnx.State
+  graphdef: nnx.GraphDef[Any], state: nnx.State[Any, Any]
 ) -> Projections:
   """The projections that Phi-3 has fused and a `Decoder` in parts.
 

@@ -35,7 +35,7 @@ _NEUTRAL = frozenset(
 
 def load(
   graphdef: nnx.GraphDef[Any],
-  state: nnx.State,
+  state: nnx.State[Any, Any],
   fields: Mapping[str, Any],
   tensors: Mapping[str, np.ndarray],
   adapter: str,
@@ -84,7 +84,7 @@ def load(
 
 
 def save(
-  model: nnx.Module, state: nnx.State, adapter: str
+  model: nnx.Module, state: nnx.State[Any, Any], adapter: str
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
   """Fields and tensor of a decoder's virtual tokens; None if it has none."""
   found = {

@@ -59,7 +59,7 @@ class _Unit(NamedTuple):
 def save_adapter(
   directory: str | os.PathLike[str],
   graphdef: nnx.GraphDef[Any],
-  state: nnx.State,
+  state: nnx.State[Any, Any],
   *,
   adapter: str = slots_lib.DEFAULT_ADAPTER,
   train: tuple[str, ...] = (),
@@ -329,7 +329,7 @@ def _units(
 
 def _whole(
   function: str,
-  state: nnx.State,
+  state: nnx.State[Any, Any],
   places: Mapping[str, names.Place],
   train: tuple[str, ...],
 ) -> dict[str, dict[str, np.ndarray]]:
@@ -563,7 +563,7 @@ def _whole_projection(
 
 def _copies(
   config: Mapping[str, Any],
-  state: nnx.State,
+  state: nnx.State[Any, Any],
   units: list[_Unit],
   places: Mapping[str, names.Place],
 ) -> dict[str, np.ndarray]:

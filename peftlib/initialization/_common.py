@@ -18,7 +18,10 @@ from peftlib.methods import lora
 
 
 def merged(
-  what: str, graphdef: nnx.GraphDef[Any], state: nnx.State, adapter: str
+  what: str,
+  graphdef: nnx.GraphDef[Any],
+  state: nnx.State[Any, Any],
+  adapter: str,
 ) -> nnx.Module:
   _checks.check_split(what, graphdef, state)
   model: nnx.Module = nnx.merge(graphdef, state, copy=True)
@@ -118,16 +121,18 @@ def set_variables(
 def summed_gradients(
   what: str,
   graphdef: nnx.GraphDef[Any],
-  state: nnx.State,
+  state: nnx.State[Any, Any],
   filter_: Any,
   loss_fn: training.LossFn,
   batches: Iterable[training.Batch],
   key: jax.Array,
-) -> tuple[nnx.State, int]:
+) -> tuple[nnx.State[Any, Any], int]:
   """Gradients of the picked variables, added up, and number of batches."""
   picked, rest = nnx.split_state(state, filter_, ...)
 
-  def loss(picked: nnx.State, rest: nnx.State, batch: Any, key: Any) -> Any:
+  def loss(
+    picked: nnx.State[Any, Any], rest: nnx.State[Any, Any], batch: Any, key: Any
+  ) -> Any:
     whole = nnx.merge_state(picked, rest)
     model = nnx.merge(graphdef, whole, copy=True)
     return loss_fn(model, batch, nnx.Rngs(key))[0]

@@ -21,13 +21,13 @@ from peftlib.methods import method as method_lib
 
 def initialize_loftq(
   graphdef: nnx.GraphDef[Any],
-  state: nnx.State,
+  state: nnx.State[Any, Any],
   config: config_lib.Config,
   *inputs: Any,
   adapter: str = slots_lib.DEFAULT_ADAPTER,
   iterations: int = 1,
   **named_inputs: Any,
-) -> tuple[nnx.GraphDef[Any], nnx.State]:
+) -> tuple[nnx.GraphDef[Any], nnx.State[Any, Any]]:
   """Quantizes the base, and starts LoRA at what the quantization took away.
 
   In place of `quantize_base`: weights without an adapter are quantized just as

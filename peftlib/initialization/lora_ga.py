@@ -17,7 +17,7 @@ from peftlib.methods import lora_ga_start
 
 def initialize_lora_ga(
   graphdef: nnx.GraphDef[Any],
-  state: nnx.State,
+  state: nnx.State[Any, Any],
   loss_fn: training.LossFn,
   batches: Iterable[training.Batch],
   *,
@@ -26,7 +26,7 @@ def initialize_lora_ga(
   direction: lora_ga_start.Direction = 'ArB2r',
   scale: lora_ga_start.Scale = 'stable',
   stable_gamma: float = 16.0,
-) -> nnx.State:
+) -> nnx.State[Any, Any]:
   """Starts LoRA along the gradient of the frozen weights.
 
   The gradients of all adapted weights, averaged over the batches, are in memory

@@ -449,7 +449,7 @@ class Decoder(nnx.Module):
       cos, sin = rope.angles(jnp.arange(length)[None], self.config)
       prompt_context = _Context(1, cos, sin, attention.causal_mask(length))
 
-    def body(carry: Any, layer_state: nnx.State) -> tuple[Any, None]:
+    def body(carry: Any, layer_state: nnx.State[Any, Any]) -> tuple[Any, None]:
       hidden, layer_cache, prompt = carry
       # copy=True: the variables of `self.layers` may have been made outside of
       # a `jax.grad` that this runs under, and must not be written to.

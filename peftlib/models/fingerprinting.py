@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 import hashlib
+from typing import Any
 
 from flax import nnx
 import jax
@@ -34,7 +35,7 @@ def sampled_indices(size: int) -> np.ndarray:
   return spread.round().astype(np.int64)
 
 
-def fingerprint(state: nnx.State) -> str:
+def fingerprint(state: nnx.State[Any, Any]) -> str:
   """Identifies the base weights of a model.
 
   Covers path, shape and dtype of every `nnx.Param` that isn't an

@@ -39,7 +39,7 @@ class LoadedModel(NamedTuple):
   """
 
   graphdef: nnx.GraphDef[decoder.Decoder]
-  state: nnx.State
+  state: nnx.State[Any, Any]
   config: config_lib.DecoderConfig
   fingerprint: str
 

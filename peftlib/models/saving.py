@@ -29,7 +29,7 @@ class SavesItself(Protocol):
 def save_directory(
   directory: str | os.PathLike[str],
   config: config_lib.DecoderConfig,
-  state: nnx.State,
+  state: nnx.State[Any, Any],
   *,
   tokenizer: SavesItself | None = None,
   max_shard_bytes: int = 2_000_000_000,
@@ -107,7 +107,7 @@ def _write_json(path: str, value: Any) -> None:
 
 def _checked_weights(
   config: config_lib.DecoderConfig,
-  state: nnx.State,
+  state: nnx.State[Any, Any],
   targets: dict[str, naming.Target],
 ) -> dict[tuple[Any, ...], jax.Array]:
   """The state's arrays by path, if they are those of the configuration."""

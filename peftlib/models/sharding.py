@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 import re
+from typing import Any
 
 from flax import nnx
 from jax.sharding import PartitionSpec
@@ -54,8 +55,8 @@ def partition_rules(config: config_lib.DecoderConfig) -> Rules:
 
 
 def partition_specs(
-  state: nnx.State, rules: Iterable[tuple[str, PartitionSpec]]
-) -> nnx.State:
+  state: nnx.State[Any, Any], rules: Iterable[tuple[str, PartitionSpec]]
+) -> nnx.State[Any, Any]:
   """The specs of a state's variables.
 
   Args:
