@@ -17,7 +17,7 @@ from peftlib import slots as slots_lib
 
 
 def adapter_names(
-  graphdef: nnx.GraphDef[Any], state: nnx.State
+  graphdef: nnx.GraphDef[Any], state: nnx.State[Any, Any]
 ) -> tuple[str, ...]:
   """Names of the adapters in a model, in the order of injection.
 
@@ -59,8 +59,8 @@ def adapter_filter(name: str | None = None) -> Callable[[Any, Any], bool]:
 
 
 def remove_adapter(
-  graphdef: nnx.GraphDef[Any], state: nnx.State, name: str
-) -> tuple[nnx.GraphDef[Any], nnx.State]:
+  graphdef: nnx.GraphDef[Any], state: nnx.State[Any, Any], name: str
+) -> tuple[nnx.GraphDef[Any], nnx.State[Any, Any]]:
   """Takes an adapter out; with the last one the model is the plain one again.
 
   Used in: peftlib/guide/your_own_model.md.
@@ -92,8 +92,11 @@ def remove_adapter(
 
 
 def rename_adapter(
-  graphdef: nnx.GraphDef[Any], state: nnx.State, name: str, new_name: str
-) -> tuple[nnx.GraphDef[Any], nnx.State]:
+  graphdef: nnx.GraphDef[Any],
+  state: nnx.State[Any, Any],
+  name: str,
+  new_name: str,
+) -> tuple[nnx.GraphDef[Any], nnx.State[Any, Any]]:
   """Gives an adapter another name.
 
   Two adapters of equal shape under one name have equal graphdefs, so that a
@@ -144,8 +147,8 @@ def rename_adapter(
 
 
 def set_active(
-  graphdef: nnx.GraphDef[Any], state: nnx.State, names: Sequence[str]
-) -> tuple[nnx.GraphDef[Any], nnx.State]:
+  graphdef: nnx.GraphDef[Any], state: nnx.State[Any, Any], names: Sequence[str]
+) -> tuple[nnx.GraphDef[Any], nnx.State[Any, Any]]:
   """Turns the named adapters on and all others off.
 
   Which are on is a variable (`peftlib.AdapterGate`) beside each weight: the
@@ -177,10 +180,10 @@ def set_active(
 
 def assign_rows(
   graphdef: nnx.GraphDef[Any],
-  state: nnx.State,
+  state: nnx.State[Any, Any],
   names: Sequence[str],
   rows: jax.typing.ArrayLike,
-) -> tuple[nnx.GraphDef[Any], nnx.State]:
+) -> tuple[nnx.GraphDef[Any], nnx.State[Any, Any]]:
   """Gives each row of the batch an adapter of its own, or none.
 
   The first axis of a weight's input has to be the batch, or batch and length
@@ -229,7 +232,9 @@ def assign_rows(
   )
 
 
-def assigned_rows(graphdef: nnx.GraphDef[Any], state: nnx.State) -> int | None:
+def assigned_rows(
+  graphdef: nnx.GraphDef[Any], state: nnx.State[Any, Any]
+) -> int | None:
   """Size of the batch to whose rows adapters are assigned; None if to none."""
   sizes = {
     slot.gathered(gate).shape[-1]
@@ -239,8 +244,8 @@ def assigned_rows(graphdef: nnx.GraphDef[Any], state: nnx.State) -> int | None:
 
 
 def take_rows(
-  graphdef: nnx.GraphDef[Any], state: nnx.State, rows: Sequence[int]
-) -> nnx.State:
+  graphdef: nnx.GraphDef[Any], state: nnx.State[Any, Any], rows: Sequence[int]
+) -> nnx.State[Any, Any]:
   """The State for a batch of some of the rows that adapters are assigned to.
 
   Args:
@@ -264,7 +269,7 @@ def take_rows(
 
 
 def _row_gates(
-  graphdef: nnx.GraphDef[Any], state: nnx.State
+  graphdef: nnx.GraphDef[Any], state: nnx.State[Any, Any]
 ) -> dict[tuple[str, ...], tuple[slots_lib.Slot, jax.Array]]:
   model = nnx.merge(graphdef, state, copy=True)
   paths = {id(m): p for p, m in nnx.iter_modules(model)}
@@ -282,11 +287,11 @@ def _row_gates(
 def _gated(
   function: str,
   graphdef: nnx.GraphDef[Any],
-  state: nnx.State,
+  state: nnx.State[Any, Any],
   names: Sequence[str],
   gate: Callable[[str], jax.Array],
   always_on: set[str],
-) -> tuple[nnx.GraphDef[Any], nnx.State]:
+) -> tuple[nnx.GraphDef[Any], nnx.State[Any, Any]]:
   _checks.check_split(function, graphdef, state)
   model = nnx.merge(graphdef, state, copy=True)
   present = slots_lib.names_of(model)

@@ -23,13 +23,13 @@ SHARDING_KEYS = ('out_sharding', 'sharding', 'sharding_names')
 
 def inject(
   graphdef: nnx.GraphDef[Any],
-  state: nnx.State,
+  state: nnx.State[Any, Any],
   config: config_lib.Config,
   *inputs: Any,
   key: jax.Array,
   adapter: str = slots_lib.DEFAULT_ADAPTER,
   **named_inputs: Any,
-) -> tuple[nnx.GraphDef[Any], nnx.State]:
+) -> tuple[nnx.GraphDef[Any], nnx.State[Any, Any]]:
   """Adds an adapter to every weight that the rules of `config` mean.
 
   The forward pass is traced once, abstractly, to see which weights take part
@@ -231,8 +231,8 @@ def variable_of(weight: Any) -> nnx.Variable[Any]:
 
 
 def with_dropout(
-  graphdef: nnx.GraphDef[Any], state: nnx.State, key: jax.Array
-) -> tuple[nnx.GraphDef[Any], nnx.State]:
+  graphdef: nnx.GraphDef[Any], state: nnx.State[Any, Any], key: jax.Array
+) -> tuple[nnx.GraphDef[Any], nnx.State[Any, Any]]:
   """Turns adapter dropout on, with masks drawn from `key`.
 
   Without this, dropout is off. Equal keys give equal masks. Does nothing to a
@@ -299,9 +299,9 @@ def _check_layers(
 
 def split_onto(
   model: nnx.Module,
-  state: nnx.State,
+  state: nnx.State[Any, Any],
   replaced: set[tuple[Any, ...]] | frozenset[Any] = frozenset(),
-) -> tuple[nnx.GraphDef[Any], nnx.State]:
+) -> tuple[nnx.GraphDef[Any], nnx.State[Any, Any]]:
   """Splits `model` and puts the variables of `state` back where they were.
 
   Args:

@@ -19,11 +19,11 @@ from peftlib import weight_ops
 
 def merge_adapters(
   graphdef: nnx.GraphDef[Any],
-  state: nnx.State,
+  state: nnx.State[Any, Any],
   *,
   dtype: Any = None,
   requantize: bool = False,
-) -> tuple[nnx.GraphDef[Any], nnx.State]:
+) -> tuple[nnx.GraphDef[Any], nnx.State[Any, Any]]:
   """Puts every adapter into its weight; what is left is a plain model.
 
   The result has the graphdef of the model before `inject` (unless other
@@ -92,7 +92,9 @@ def merge_adapters(
   return injection.split_onto(model, state, replaced)
 
 
-def unmerge_adapters(state: nnx.State, base: nnx.State) -> nnx.State:
+def unmerge_adapters(
+  state: nnx.State[Any, Any], base: nnx.State[Any, Any]
+) -> nnx.State[Any, Any]:
   """Puts the weights of the base back into a merged State.
 
   Used in: peftlib/guide/your_own_method.md.
@@ -124,7 +126,9 @@ def unmerge_adapters(state: nnx.State, base: nnx.State) -> nnx.State:
 
 
 def quantization_error(
-  graphdef: nnx.GraphDef[Any], state: nnx.State, reference: nnx.State
+  graphdef: nnx.GraphDef[Any],
+  state: nnx.State[Any, Any],
+  reference: nnx.State[Any, Any],
 ) -> dict[str, jax.Array]:
   """How far quantized weights are from those that they stand for.
 

@@ -24,14 +24,14 @@ _PROBE = 'peftlib_probe'
 
 def initialize_eva(
   graphdef: nnx.GraphDef[Any],
-  state: nnx.State,
+  state: nnx.State[Any, Any],
   loss_fn: training.LossFn,
   batches: Iterable[training.Batch],
   *,
   key: jax.Array,
   adapter: str = slots_lib.DEFAULT_ADAPTER,
   whiten: bool = False,
-) -> nnx.State:
+) -> nnx.State[Any, Any]:
   """Sets `lora_a` to the directions in which each layer's inputs vary most.
 
   The inputs are seen where the backward pass of `loss_fn` gets to, so this
