@@ -303,8 +303,13 @@ def _on_device(model: nnx.Module) -> list[tuple[nnx.Variable[Any], np.ndarray]]:
       value = node.get_raw_value()
       if isinstance(value, np.ndarray):
         before.append((node, value))
-        node.set_raw_value(jnp.asarray(value), _unsafe_bypass_check=True)
+        _set_raw(node, jnp.asarray(value))
   return before
+
+
+def _set_raw(variable: nnx.Variable[Any], value: Any) -> None:
+  # nnx refuses it in a trace that is not the variable's; it is undone in time.
+  object.__setattr__(variable, '_raw_value', value)
 
 
 def _joined(path: tuple[Any, ...], name: str) -> str:
@@ -451,7 +456,7 @@ class _Provider(qwix.PtqProvider):
     slots_lib.restore_layers(getattr(self._local, 'shortened', []))
     self._local.shortened = []
     for variable, value in getattr(self._local, 'numpy', []):
-      variable.set_raw_value(value, _unsafe_bypass_check=True)
+      _set_raw(variable, value)
     self._local.numpy = []
 
   def dot_general(

@@ -290,6 +290,47 @@ class InterceptedCallTest(parameterized.TestCase):
     rows = jax.vmap(lambda row: nnx.merge(graphdef, state, copy=True)(row))(x)
     chex.assert_trees_all_close(rows, nnx.merge(graphdef, state)(x), atol=1e-2)
 
+  @parameterized.parameters(
+    (lambda: nnx.Linear(8, 5, rngs=nnx.Rngs(0)), np.ones((2, 8), np.float32)),
+    (lambda: nnx.Embed(8, 5, rngs=nnx.Rngs(0)), np.arange(3)),
+    (lambda: toy_models.Plain(nnx.Rngs(0)), np.ones((2, 8), np.float32)),
+    (lambda: toy_models.NnxScan(nnx.Rngs(0)), np.ones((2, 8), np.float32)),
+  )
+  def test_a_state_of_numpy_arrays(self, make, x):
+    method = peftlib.methods.Lora(rank=2)
+    graphdef, state = peftlib.inject(
+      *nnx.split(make()),
+      peftlib.AdapterConfig(rules=(peftlib.Rule('.*', method),)),
+      x,
+      key=KEY,
+    )
+    state = jax.tree.map(lambda v: v + 0.1, state)
+    expected = nnx.merge(graphdef, state, copy=True)(x)
+    fetched = jax.device_get(state)
+    calls = (
+      lambda s, x: nnx.merge(graphdef, s)(x),
+      jax.jit(lambda s, x: nnx.merge(graphdef, s)(x)),
+      # nnx.scan takes no variables of outside of the trace.
+      lambda s, x: jax.jit(lambda x: nnx.merge(graphdef, s, copy=True)(x))(x),
+    )
+    for call in calls:
+      np.testing.assert_allclose(call(fetched, x), expected, rtol=1e-5)
+    for _, variable in nnx.to_flat_state(fetched):
+      self.assertIsInstance(variable.get_raw_value(), np.ndarray)
+
+  def test_a_quantized_state_of_numpy_arrays(self):
+    x = toy_models.inputs()
+    config = peftlib.LoraConfig(rank=2, weight_qtype='int8')
+    base = nnx.split(toy_models.Plain(nnx.Rngs(0)))
+    graphdef, state = peftlib.quantize_base(
+      *peftlib.inject(*base, config, x, key=KEY), config, x
+    )
+    np.testing.assert_allclose(
+      nnx.merge(graphdef, jax.device_get(state))(x),
+      nnx.merge(graphdef, state, copy=True)(x),
+      rtol=1e-5,
+    )
+
   def test_three_operands(self):
     class Three(nnx.Module):
       def __init__(self):
