@@ -79,6 +79,19 @@ def space_problem(path, needed):
   )
 
 
+def own_python_problem(venv, python):
+  """Returns what is wrong with making `venv` anew by `python`, or None."""
+  venv = os.path.realpath(venv)
+  # Not the real path of the interpreter: a venv's is a link out of it.
+  folder = os.path.dirname(os.path.dirname(os.path.abspath(python)))
+  if venv not in (os.path.realpath(sys.prefix), os.path.realpath(folder)):
+    return None
+  return (
+    'Cannot make %s anew with its own Python (%s): name one outside of it: '
+    'make PYTHON=/path/to/python%d.%d' % ((venv, python) + _MIN_PYTHON)
+  )
+
+
 def diagnose(output, what, log):
   """Returns one line that says why a subprocess with this output failed."""
 
@@ -200,7 +213,9 @@ def make_venv(args):
   stamp = os.path.join(venv, '.stamp-packages')
   value = _digest(content, args.python, sys.version, venv)
   if not (_stamped(stamp, value) and os.path.exists(python)):
-    problem = space_problem(venv, args.space)
+    problem = own_python_problem(venv, args.python) or space_problem(
+      venv, args.space
+    )
     if problem:
       raise Failure(problem)
     print(

@@ -87,6 +87,23 @@ class BootstrapTest(parameterized.TestCase):
     )
     self.assertFalse(self.venv.exists())
 
+  @parameterized.parameters(True, False)
+  def test_never_removes_the_python_that_it_needs(self, runs_it):
+    _run(sys.executable, '-m', 'venv', '--without-pip', str(self.venv))
+    own = self.venv / 'bin' / 'python'
+    result = _run(
+      *(str(own) if runs_it else sys.executable, str(_SCRIPT), '--packages=x'),
+      *(f'--venv={self.venv}', f'--python={own}', '--space=0'),
+    )
+    self.assertEqual(result.returncode, 2)
+    self.assertEqual(result.stdout, '')
+    self.assertEqual(
+      result.stderr,
+      f'Cannot make {os.path.realpath(self.venv)} anew with its own Python'
+      f' ({own}): name one outside of it: make PYTHON=/path/to/python3.12\n',
+    )
+    self.assertTrue(own.exists())
+
   def test_index_that_does_not_answer_is_one_line(self):
     # Port 9 of the loopback interface: closed, so nothing leaves the machine.
     (self.folder / 'lock').write_text(
