@@ -1,9 +1,11 @@
 from absl.testing import absltest
 from absl.testing import parameterized
+from flax import nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+import peftlib
 from peftlib.methods import dora
 from tests.peftlib.methods import linear_op
 from tests.peftlib.methods import method_cases
@@ -19,6 +21,42 @@ def _from_peft_embedding(tensors):
     ('lora_embedding_A', 'lora_a'), ('lora_embedding_B', 'lora_b')
   )
   return factors(tensors) | {'lora_magnitude': tensors['lora_magnitude_vector']}
+
+
+def _torch_convolution(x, weight, stride):
+  """x (N, C, *spatial) with weight (O, C, *kernel), as torch has them."""
+  windows = np.lib.stride_tricks.sliding_window_view(
+    x, weight.shape[2:], axis=tuple(range(2, x.ndim))
+  )
+  steps = (slice(None, None, stride),) * (x.ndim - 2)
+  windows = windows[(slice(None), slice(None), *steps)]
+  kernel = tuple(range(x.ndim, windows.ndim))
+  out = np.tensordot(
+    windows, weight, ((1, *kernel), (1, *range(2, weight.ndim)))
+  )
+  return np.moveaxis(out, -1, 1)
+
+
+def _peft_convolution(x, weight, bias, a, b, magnitude, scale, stride):
+  """peft's Conv layer with its DoraConvLayer; all as torch has them.
+
+  The norm of (1, out, 1, 1) is over the kernel's inputs and spatial axes; the
+  base's bias is left out of what the magnitude scales.
+  """
+  update = b.reshape(b.shape[0], -1) @ a.reshape(a.shape[0], -1)
+  inner = tuple(range(1, weight.ndim))
+  norm = np.sqrt(
+    ((weight + scale * update.reshape(weight.shape)) ** 2).sum(
+      inner, keepdims=True
+    )
+  ).swapaxes(0, 1)
+  factor = magnitude.reshape(norm.shape) / norm
+  base = _torch_convolution(x, weight, stride)
+  low_rank = _torch_convolution(_torch_convolution(x, a, stride), b, 1)
+  own_bias = bias.reshape(1, -1, *(1,) * (x.ndim - 2))
+  return (
+    base + own_bias + (factor - 1) * base + factor * low_rank * scale
+  ), norm
 
 
 class DoraTest(method_cases.MethodTestCase, parameterized.TestCase):
@@ -44,6 +82,52 @@ class DoraTest(method_cases.MethodTestCase, parameterized.TestCase):
       _from_peft_embedding,
       kind='embedding',
     )
+
+  @parameterized.parameters((1, 1), (2, 1), (2, 2), (3, 1))
+  def test_convolution_is_peft_s(self, dims, stride):
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: rng.normal(size=shape).astype(np.float32)
+    model = nnx.Conv(
+      *(4, 6, (3,) * dims, (stride,) * dims),
+      padding='VALID',
+      rngs=nnx.Rngs(0),
+    )
+    model.bias = nnx.Param(jnp.asarray(draw(6)))
+    x = draw(2, *(5,) * dims, 4)
+    graphdef, state = peftlib.inject(
+      *nnx.split(model),
+      peftlib.AdapterConfig(
+        rules=(peftlib.Rule('.*', dora.Dora(rank=2, alpha=3)),)
+      ),
+      x,
+      key=jax.random.key(0),
+    )
+    started = np.asarray(state['kernel_lora_magnitude'].get_value())
+    for name in ('lora_a', 'lora_b', 'lora_magnitude'):
+      variable = state[f'kernel_{name}']
+      state[f'kernel_{name}'] = variable.replace(
+        jnp.asarray(draw(*variable.shape))
+      )
+    # (*spatial, in, out) is torch's (out, in, *spatial).
+    to_torch = lambda w: np.moveaxis(np.asarray(w), (-1, -2), (0, 1))
+    value = lambda name: np.asarray(state[name].get_value())
+    kernel = to_torch(value('kernel'))
+    a = to_torch(value('kernel_lora_a').reshape(*(3,) * dims, 4, 2))
+    b = value('kernel_lora_b').T.reshape(6, 2, *(1,) * dims)
+    of_peft = lambda b, magnitude: _peft_convolution(
+      np.moveaxis(x, -1, 1),
+      *(kernel, value('bias'), a, b, magnitude, 1.5, stride),
+    )
+    expected, _ = of_peft(b, value('kernel_lora_magnitude'))
+    expected = np.moveaxis(expected, 1, -1)
+    run = jax.jit(lambda s: nnx.merge(graphdef, s, copy=True)(x))
+    np.testing.assert_allclose(run(state), expected, rtol=1e-4, atol=1e-4)
+    merged_graphdef, merged = peftlib.merge_adapters(graphdef, state)
+    np.testing.assert_allclose(
+      nnx.merge(merged_graphdef, merged)(x), expected, rtol=1e-4, atol=1e-4
+    )
+    _, norm = of_peft(0 * b, started)
+    np.testing.assert_allclose(started, norm.ravel(), rtol=1e-6)
 
   def test_magnitude_starts_as_the_norm_of_columns(self):
     data = method_cases.golden('dora')
