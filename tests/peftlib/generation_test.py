@@ -103,6 +103,28 @@ class GenerateByRowTest(parameterized.TestCase):
     # Or the adapters would show nothing.
     self.assertCountEqual(set(changed), [0, 1])
 
+  @parameterized.named_parameters(
+    ('unequal_prompts', (3, 9, 1, 20, 7), 0),
+    ('more_than_eight', (4, 2, 3, 5, 4, 2, 6, 7, 3, 2, 5), 0),
+    ('shared_beginning', (14, 11, 12, 15, 13, 11, 12, 14, 11, 12), 10),
+  )
+  def test_logits_are_those_of_each_row_alone(self, lengths, shared):
+    prompts = _prompts(lengths, shared)
+    rows = [i % 3 - 1 for i in range(len(prompts))]
+    padded = np.zeros((len(prompts), max(lengths)), np.int32)
+    for own, prompt in zip(padded, prompts, strict=True):
+      own[: len(prompt)] = prompt
+    graphdef, state = peftlib.assign_rows(
+      *self.both, ['a', 'b'], jnp.asarray(rows)
+    )
+    given = _forward(graphdef)(state, padded)
+    for i, (prompt, row) in enumerate(zip(prompts, rows, strict=True)):
+      alone_graphdef, alone_state = self.alone[row]
+      alone = _forward(alone_graphdef)(alone_state, padded[i : i + 1])
+      np.testing.assert_allclose(
+        given[i, : len(prompt)], alone[0, : len(prompt)], atol=1e-4
+      )
+
 
 class GenerateTest(parameterized.TestCase):
   @parameterized.named_parameters(
