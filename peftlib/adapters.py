@@ -14,6 +14,7 @@ from peftlib import injection
 from peftlib import interception
 from peftlib import merging
 from peftlib import slots as slots_lib
+from peftlib import virtual_tokens
 
 
 def adapter_names(
@@ -24,7 +25,7 @@ def adapter_names(
   Used in: peftlib/guide/your_own_model.md.
   """
   _checks.check_split('peftlib.adapter_names', graphdef, state)
-  return tuple(slots_lib.names_of(nnx.merge(graphdef, state, copy=True)))
+  return tuple(virtual_tokens.names_of(nnx.merge(graphdef, state, copy=True)))
 
 
 def adapter_filter(name: str | None = None) -> Callable[[Any, Any], bool]:
@@ -81,11 +82,14 @@ def remove_adapter(
   function = 'peftlib.remove_adapter'
   _checks.check_split(function, graphdef, state)
   model = nnx.merge(graphdef, state, copy=True)
-  _check_present(function, name, slots_lib.names_of(model))
+  _check_present(function, name, virtual_tokens.names_of(model))
   for module, slot in slots_lib.of_model(model):
     if slot.adapter == name:
       _check_separable(function, slot)
       merging.drop(module, slot)
+  for tokens in virtual_tokens.of_model(model):
+    if tokens.adapter == name:
+      delattr(tokens.module, tokens.attribute)
   if not slots_lib.of_model(model) and not interception.is_quantized(model):
     model = interception.unwrapped(model)
   return injection.split_onto(model, state)
@@ -119,7 +123,7 @@ def rename_adapter(
   function = 'peftlib.rename_adapter'
   _checks.check_split(function, graphdef, state)
   model = nnx.merge(graphdef, state, copy=True)
-  names = slots_lib.names_of(model)
+  names = virtual_tokens.names_of(model)
   _check_present(function, name, names)
   injection.check_name(function, new_name, [n for n in names if n != name])
   for module, slot in slots_lib.of_model(model):
@@ -131,19 +135,28 @@ def rename_adapter(
       if variable is None:
         continue
       delattr(module, before)
-      metadata = dict(variable.get_metadata())
-      if 'adapter' in metadata:
-        metadata['adapter'] = new_name
-      setattr(
-        module,
-        after,
-        type(variable).from_metadata(variable.get_raw_value(), metadata),
-      )
+      setattr(module, after, _of_adapter(variable, new_name))
     slots_lib.put(
       module,
       tuple(renamed if s == slot else s for s in slots_lib.of_module(module)),
     )
-  return injection.split_onto(model, state)
+  replaced = set()
+  paths = {id(m): p for p, m in nnx.iter_modules(model)}
+  for tokens in virtual_tokens.of_model(model):
+    if tokens.adapter == name:
+      renamed_tokens = _of_adapter(tokens.variable, new_name)
+      setattr(tokens.module, tokens.attribute, renamed_tokens)
+      path = (*paths[id(tokens.module)], tokens.attribute)
+      replaced.add(tuple(map(str, path)))
+  return injection.split_onto(model, state, replaced)
+
+
+def _of_adapter(variable: nnx.Variable[Any], name: str) -> nnx.Variable[Any]:
+  """The variable with another adapter's name, where it has one."""
+  metadata = dict(variable.get_metadata())
+  if 'adapter' in metadata:
+    metadata['adapter'] = name
+  return type(variable).from_metadata(variable.get_raw_value(), metadata)
 
 
 def set_active(
@@ -167,7 +180,8 @@ def set_active(
 
   Raises:
     ValueError: If the model has no adapter of one of the names, or one that
-      would be off holds a part of the base's weights (PiSSA, OLoRA).
+      would be off holds a part of the base's weights (PiSSA, OLoRA) or has
+      virtual tokens, which a model reads as long as it has them.
   """
   function = 'peftlib.set_active'
   if isinstance(names, str):
@@ -206,7 +220,8 @@ def assign_rows(
     ValueError: If the model has no adapter of one of the names, a name is there
       twice, `rows` is not an array of integers or has one that is no index
       (seen where it isn't traced), or an adapter holds a part of the base's
-      weights (PiSSA, OLoRA), so that no row can do without it.
+      weights (PiSSA, OLoRA) or has virtual tokens, so that no row can do
+      without it.
   """
   function = 'peftlib.assign_rows'
   if isinstance(names, str):
@@ -294,9 +309,16 @@ def _gated(
 ) -> tuple[nnx.GraphDef[Any], nnx.State[Any, Any]]:
   _checks.check_split(function, graphdef, state)
   model = nnx.merge(graphdef, state, copy=True)
-  present = slots_lib.names_of(model)
+  present = virtual_tokens.names_of(model)
   for name in names:
     _check_present(function, name, present)
+  for tokens in virtual_tokens.of_model(model):
+    if tokens.adapter not in always_on:
+      raise ValueError(
+        f'{function}: adapter {tokens.adapter!r} has virtual tokens'
+        f' ({tokens.attribute}), which are read by every row as long as the'
+        ' model has them; peftlib.remove_adapter takes them out.'
+      )
   replaced = set()
   paths = {id(m): p for p, m in nnx.iter_modules(model)}
   for module, slot in slots_lib.of_model(model):

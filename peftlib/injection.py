@@ -83,7 +83,7 @@ def inject(
   """
   _checks.check_split('peftlib.inject', graphdef, state)
   model = nnx.merge(graphdef, state, copy=True)
-  check_name('peftlib.inject', adapter, slots_lib.names_of(model))
+  check_name('peftlib.inject', adapter, virtual_tokens.names_of(model))
   tokens = config.virtual_tokens
   shapes = {}
   if tokens is not None:

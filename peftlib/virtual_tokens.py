@@ -1,12 +1,13 @@
 """Prefix tuning and prompt tuning: learned tokens before the first one."""
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from flax import nnx
 import jax
 import jax.numpy as jnp
 
 from peftlib import config as config_lib
+from peftlib import slots as slots_lib
 
 
 @runtime_checkable
@@ -17,6 +18,36 @@ class TakesVirtualTokens(Protocol):
     self, kind: str, length: int
   ) -> dict[tuple[str, ...], tuple[int, ...]]:
     """Shapes of the variables that its forward pass reads, by path."""
+
+
+class Tokens(NamedTuple):
+  """A variable of virtual tokens, and where it is."""
+
+  module: nnx.Module
+  attribute: str
+  variable: nnx.LoRAParam
+
+  @property
+  def adapter(self) -> str:
+    """Name of the adapter that it belongs to."""
+    return str(self.variable.get_metadata()['adapter'])
+
+
+def of_model(model: nnx.Module) -> list[Tokens]:
+  """The variables of virtual tokens in a model, told by their metadata."""
+  return [
+    Tokens(module, name, node)
+    for _, module in nnx.iter_modules(model)
+    for name, node in list(vars(module).items())
+    if isinstance(node, nnx.LoRAParam)
+    and 'virtual_tokens' in node.get_metadata()
+  ]
+
+
+def names_of(model: nnx.Module) -> list[str]:
+  """Names of all adapters, those of weights before those of tokens alone."""
+  own = (tokens.adapter for tokens in of_model(model))
+  return list(dict.fromkeys((*slots_lib.names_of(model), *own)))
 
 
 def check(
@@ -62,7 +93,9 @@ def add(
     setattr(
       _module(model, path),
       path[-1],
-      nnx.LoRAParam(value, adapter=adapter, role=path[-1]),
+      nnx.LoRAParam(
+        value, adapter=adapter, role=path[-1], virtual_tokens=tokens.kind
+      ),
     )
 
 

@@ -14,6 +14,7 @@ from peftlib import generation
 from peftlib import models
 from tests.peftlib import toy_models
 import transforms
+from transforms import testing as transforms_testing
 
 chex.set_n_cpu_devices(8)
 
@@ -70,6 +71,62 @@ class VirtualTokensTest(parameterized.TestCase):
     )
     deviation = np.std(attention['prefix_key'].get_value())
     self.assertBetween(deviation, 0.5, 1.5)
+
+  @parameterized.parameters('prompt', 'prefix')
+  def test_named_as_other_adapters(self, kind):
+    base, base_state = self.base
+    graphdef, state = peftlib.inject(
+      *self.base, _config(kind), key=KEY, adapter='tokens'
+    )
+    lora = peftlib.LoraConfig(module_path=('q_proj',), rank=2)
+    both = peftlib.inject(
+      graphdef, state, lora, self.tokens, key=KEY, adapter='lora'
+    )
+    self.assertEqual(peftlib.adapter_names(graphdef, state), ('tokens',))
+    self.assertEqual(peftlib.adapter_names(*both), ('lora', 'tokens'))
+    own = transforms.select(both[1], peftlib.adapter_filter('tokens'))
+    self.assertLen(jax.tree.leaves(own), {'prompt': 1, 'prefix': 2}[kind])
+
+    renamed = peftlib.rename_adapter(*both, 'tokens', 'style')
+    self.assertEqual(peftlib.adapter_names(*renamed), ('lora', 'style'))
+    other = peftlib.inject(*self.base, _config(kind), key=KEY, adapter='style')
+    again = peftlib.rename_adapter(*other, 'style', 'tokens')
+    self.assertEqual(again[0], graphdef)
+    self.assertEmpty(transforms.diff(again[1], state))
+
+    for name, rest in (('tokens', ('lora',)), ('lora', ('tokens',))):
+      left = peftlib.remove_adapter(*both, name)
+      self.assertEqual(peftlib.adapter_names(*left), rest)
+    plain, plain_state = peftlib.remove_adapter(graphdef, state, 'tokens')
+    self.assertEqual(plain, base)
+    transforms_testing.assert_states_share(plain_state, base_state)
+
+  @parameterized.parameters(
+    ('prompt', 'prompt'), ('prefix', 'prefix_(key|value)')
+  )
+  def test_tokens_are_never_off(self, kind, variable):
+    both = peftlib.inject(*self.base, _config(kind), key=KEY, adapter='tokens')
+    lora = peftlib.LoraConfig(module_path=('q_proj',), rank=2)
+    both = peftlib.inject(*both, lora, self.tokens, key=KEY, adapter='lora')
+    on = peftlib.set_active(*both, ['tokens', 'lora'])
+    chex.assert_trees_all_equal(
+      _logits(*on, self.tokens), _logits(*both, self.tokens)
+    )
+    message = (
+      rf"adapter 'tokens' has virtual tokens \({variable}\), which are read"
+      ' by every row as long as the model has them; peftlib.remove_adapter'
+      ' takes them out.'
+    )
+    with self.assertRaisesRegex(ValueError, f'peftlib.set_active: {message}'):
+      peftlib.set_active(*both, ['lora'])
+    with self.assertRaisesRegex(ValueError, f'peftlib.assign_rows: {message}'):
+      peftlib.assign_rows(*both, ['lora', 'tokens'], jnp.array([0, 1]))
+
+  def test_a_name_is_given_once(self):
+    both = peftlib.inject(*self.base, _config('prompt'), key=KEY)
+    with self.assertRaisesRegex(ValueError, 'default'):
+      lora = peftlib.LoraConfig(module_path=('q_proj',))
+      peftlib.inject(*both, lora, self.tokens, key=KEY)
 
   def test_abstract(self):
     graphdef, state = self.base
