@@ -181,13 +181,17 @@ def _scannable(
   if not others:
     return slots
   at_front = [dataclasses.replace(slot, gate_axis=0) for slot in slots]
+  problem = None
   for tried in (slots, at_front):
-    if _problem(model, tried, inputs, named_inputs) is None:
+    problem = _problem(model, tried, inputs, named_inputs)
+    if problem is None:
       return tried
-  for slot in others:
-    problem = _problem(model, [slot], inputs, named_inputs)
-    if problem is not None:
-      break
+  alone = (
+    (slot, _problem(model, [slot], inputs, named_inputs)) for slot in others
+  )
+  slot, problem = next(
+    ((s, why) for s, why in alone if why is not None), (others[0], problem)
+  )
   raise ValueError(
     f'peftlib.inject: {slot.op.label} is a stack of layers along axis'
     f' {slot.axis}, and its adapter would be too; but the model scans other'
