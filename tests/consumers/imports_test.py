@@ -7,12 +7,21 @@ import pathlib
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from tests.consumers import distillation
+from tests.consumers import dpo
+from tests.consumers import federated
+from tests.consumers import grpo
+from tests.consumers import own_step
+from tests.consumers import population
+
 _FOLDER = pathlib.Path(__file__).resolve().parent
 _LOOPS = sorted(
   path.stem
   for path in _FOLDER.glob('*.py')
   if not path.stem.endswith('_test') and path.stem not in ('harness', 'models')
 )
+# Imported for what they import: names are looked up in all of that.
+_IMPORTED = (distillation, dpo, federated, grpo, own_step, population)
 _ALLOWED = {
   'jax', 'flax', 'optax', 'numpy', 'peftlib', 'transforms', 'tests',
   'functools', 'pathlib', 'tempfile', 'typing', 'math', 'time',
@@ -84,6 +93,10 @@ def unexported(name: str) -> str | None:
 
 
 class ImportsTest(parameterized.TestCase):
+  def test_every_loop_is_looked_at(self):
+    names = [loop.__name__.rpartition('.')[2] for loop in _IMPORTED]
+    self.assertEqual(names, _LOOPS)
+
   @parameterized.parameters(*[(n,) for n in (*_LOOPS, 'models')])
   def test_only_public_names(self, name):
     source = (_FOLDER / f'{name}.py').read_text()
