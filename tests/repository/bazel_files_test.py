@@ -218,6 +218,7 @@ class BazelFilesTest(absltest.TestCase):
     self.assertEqual(
       found,
       {
+        _ROOT / 'tests' / 'benchmarks' / 'guard_test.py',
         _ROOT / 'tests' / 'integration' / 'qlora_test.py',
         _ROOT / 'tests' / 'peftlib' / 'foreign_models_test.py',
       },
