@@ -8,6 +8,15 @@ import sys
 from absl.testing import absltest
 from absl.testing import parameterized
 
+import peftlib
+from peftlib import checkpoint
+from peftlib import hf
+from peftlib import methods
+from peftlib import testing
+import transforms
+
+# What the pages import, so that it is there in a sandbox too.
+_MODULES = (checkpoint, hf, methods, peftlib, testing, transforms)
 _ROOT = pathlib.Path(__file__).parents[2]
 _GUIDE = _ROOT / 'peftlib' / 'guide'
 # Tables of names alone.
@@ -48,6 +57,22 @@ class GuideTest(parameterized.TestCase):
     script.write_text(text, 'utf-8')
     result = _run(script)
     self.assertEqual(result.returncode, 0, msg=result.stderr)
+
+  def test_pages_import_what_is_there(self):
+    text = '\n'.join(_script(page) for page in _GUIDE.glob('*.md'))
+    found = {
+      '.'.join(filter(None, names))
+      for names in re.findall(
+        r'^(?:from (peftlib) )?import (peftlib|transforms|\w+)$',
+        text,
+        re.MULTILINE,
+      )
+    }
+    known = {module.__name__ for module in _MODULES}
+    ours = {
+      n for n in found if n.partition('.')[0] in ('peftlib', 'transforms')
+    }
+    self.assertEqual(ours, known)
 
   def test_readme_names_every_page(self):
     named = re.findall(

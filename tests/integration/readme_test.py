@@ -81,7 +81,9 @@ _OWN_METHOD = """
 import jax
 from flax import nnx
 import peftlib
+from peftlib import methods
 
+assert methods.by_name('column_shift') is ColumnShift
 model = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
 x = jax.random.normal(jax.random.key(0), (2, 4))
 graphdef, state = peftlib.inject(
