@@ -431,6 +431,7 @@ def _filled(
     )
     for variable, spec in slot.variables.items():
       shape = slot.op.variable_shape(spec)
+      shape = (*(1,) * slot.filled(len(shape)), *shape)
       values = []
       for layer in wanted:
         name = by_layer[layer]

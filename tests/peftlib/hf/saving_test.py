@@ -4,6 +4,7 @@ import pathlib
 from absl.testing import absltest
 from absl.testing import parameterized
 import chex
+from flax import nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +13,9 @@ from safetensors import numpy as safetensors_numpy
 import peftlib
 from peftlib import hf
 from peftlib import methods
+from tests.peftlib import scan_axes_test
 from tests.peftlib.hf import loading_test
+import transforms
 
 chex.set_n_cpu_devices(8)
 
@@ -56,6 +59,39 @@ class SavingTest(parameterized.TestCase):
         self.assertEqual(after[key].shape, value.shape, key)
         self.assertEqual(after[key].tobytes(), value.tobytes(), key)
     self.assertEqual(_config(kept), _config(GOLDEN / name))
+
+  @parameterized.product(
+    axis=(0, 1, 2),
+    method=(
+      methods.Dora(rank=2, alpha=4.0),
+      methods.Ia3(),
+    ),
+  )
+  def test_stack_along_any_axis(self, axis, method):
+    base, base_state = nnx.split(scan_axes_test.Scanned(axis))
+    x = jax.random.normal(jax.random.key(1), (4, scan_axes_test.WIDTH))
+    config = peftlib.AdapterConfig((peftlib.Rule('layers', method),))
+    graphdef, state = peftlib.inject(
+      base, base_state, config, x, key=jax.random.key(0)
+    )
+    # Each layer has its own, and no start.
+    drawn = iter(jax.random.split(jax.random.key(2), 8))
+    state = transforms.map_variables(
+      lambda v: v.replace(
+        v.get_value() + jax.random.uniform(next(drawn), v.shape)
+      ),
+      state,
+      nnx.LoRAParam,
+    )
+    places = {
+      f'layers.{i}': hf.Place(f'layers.{i}', ('layers',), 'kernel', i, True)
+      for i in range(scan_axes_test.LAYERS)
+    }
+    folder = self.folder()
+    hf.save_adapter(folder, graphdef, state, places=places)
+    loaded = hf.load_adapter(folder, base, base_state, x, places=places)
+    self.assertEqual(loaded.graphdef, graphdef)
+    self.assertEmpty(transforms.diff(loaded.state, state))
 
   def test_config_of_our_own(self):
     config = peftlib.AdapterConfig(
