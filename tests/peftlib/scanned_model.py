@@ -18,19 +18,20 @@ class Block(nnx.Module):
 
 
 class Stack(nnx.Module):
-  def __init__(self, *, rngs):
+  def __init__(self, *, rngs, axis=0):
+    self.axis = axis
     self.embed_tokens = nnx.Embed(32, 16, rngs=rngs)
     self.head = nnx.Linear(16, 32, use_bias=False, rngs=rngs)
 
     @nnx.split_rngs(splits=LAYERS)
-    @nnx.vmap(in_axes=0, out_axes=0)
+    @nnx.vmap(in_axes=0, out_axes=axis)
     def make(rngs):
       return Block(rngs=rngs)
 
     self.layers = make(rngs)
 
   def hidden(self, tokens):
-    @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
+    @nnx.scan(in_axes=(self.axis, nnx.Carry), out_axes=nnx.Carry)
     def run(block, x):
       return block(x)
 

@@ -13,7 +13,7 @@ from safetensors import numpy as safetensors_numpy
 import peftlib
 from peftlib import hf
 from peftlib import methods
-from tests.peftlib import scan_axes_test
+from tests.peftlib import scanned_model
 from tests.peftlib.hf import loading_test
 import transforms
 
@@ -68,11 +68,13 @@ class SavingTest(parameterized.TestCase):
     ),
   )
   def test_stack_along_any_axis(self, axis, method):
-    base, base_state = nnx.split(scan_axes_test.Scanned(axis))
-    x = jax.random.normal(jax.random.key(1), (4, scan_axes_test.WIDTH))
-    config = peftlib.AdapterConfig((peftlib.Rule('layers', method),))
+    base, base_state = nnx.split(
+      scanned_model.Stack(rngs=nnx.Rngs(0), axis=axis)
+    )
+    tokens = jnp.ones((1, 4), jnp.int32)
+    config = peftlib.AdapterConfig((peftlib.Rule('layers/up_proj', method),))
     graphdef, state = peftlib.inject(
-      base, base_state, config, x, key=jax.random.key(0)
+      base, base_state, config, tokens, key=jax.random.key(0)
     )
     # Each layer has its own, and no start.
     drawn = iter(jax.random.split(jax.random.key(2), 8))
@@ -84,12 +86,14 @@ class SavingTest(parameterized.TestCase):
       nnx.LoRAParam,
     )
     places = {
-      f'layers.{i}': hf.Place(f'layers.{i}', ('layers',), 'kernel', i, True)
-      for i in range(scan_axes_test.LAYERS)
+      (name := f'layers.{i}.up_proj'): hf.Place(
+        name, ('layers', 'up_proj'), 'kernel', i, True
+      )
+      for i in range(scanned_model.LAYERS)
     }
     folder = self.folder()
     hf.save_adapter(folder, graphdef, state, places=places)
-    loaded = hf.load_adapter(folder, base, base_state, x, places=places)
+    loaded = hf.load_adapter(folder, base, base_state, tokens, places=places)
     self.assertEqual(loaded.graphdef, graphdef)
     self.assertEmpty(transforms.diff(loaded.state, state))
 
