@@ -194,6 +194,19 @@ class BazelFilesTest(absltest.TestCase):
       with self.subTest(path.name):
         self.assertCountEqual(targets[path.stem]['deps'], expected)
 
+  def test_no_package_needs_the_test_of_another(self):
+    # Tests are visible in their own package alone: what several need is a
+    # module that is none.
+    for path in (_ROOT / 'tests').rglob('BUILD'):
+      if path.is_relative_to(_CONSUMER):
+        continue
+      own = path.parent.relative_to(_ROOT).as_posix()
+      for name, target in _targets(path).items():
+        with self.subTest(f'{own}:{name}'):
+          tests = [d for d in target.get('deps', ()) if d.endswith('_test')]
+          others = [d for d in tests if d.partition(':')[0] != f'//{own}']
+          self.assertEqual(others, [])
+
   def test_what_is_sharded_is_there(self):
     for name, count in bazel_files._SHARDS.items():
       path = _ROOT / name
