@@ -214,9 +214,7 @@ def _chosen(
   of_parameters: list[str],
 ) -> list[str]:
   """The modules that the fields mean, which have to be those with tensors."""
-  chosen = selection.modules(
-    fields, names.linear(places), names.others(places), names.heads(places)
-  )
+  chosen = names.chosen(fields, places)
   strange = [m for m in chosen if places[m].weight not in bridge.weights]
   if strange:
     raise ValueError(

@@ -8,6 +8,7 @@ from flax import nnx
 import numpy as np
 
 from peftlib import models
+from peftlib.hf import selection
 from peftlib.models import naming
 
 PREFIX = 'base_model.model.'
@@ -119,3 +120,10 @@ def others(places: Mapping[str, Place]) -> list[str]:
 def heads(places: Mapping[str, Place]) -> list[str]:
   """Names of output heads."""
   return [p.name for p in places.values() if p.name.endswith('lm_head')]
+
+
+def chosen(fields: Mapping[str, Any], places: Mapping[str, Place]) -> list[str]:
+  """The modules that a configuration means; see `selection.modules`."""
+  return selection.modules(
+    fields, linear(places), others(places), heads(places)
+  )

@@ -28,6 +28,9 @@ _LOW_RANK = {'lora_A.weight': 'lora_B.weight', 'hira_A': 'hira_B'}
 _EQUAL = ('oft_R.weight',)
 _MAGNITUDE = 'lora_magnitude_vector'
 _IA3 = 'ia3_l'
+_KNOWN = 'only LoRA, HiRA, OFT and IA3 can be cut and joined'
+# Trained whole, not adapters.
+_WHOLE = {'weight', 'bias'}
 # What a part that has no adapter stands for.
 _NEUTRAL = {'lora_B.weight': 0.0, 'lora_B.bias': 0.0, 'hira_B': 0.0, _IA3: 1.0}
 
@@ -42,6 +45,19 @@ class Turned(NamedTuple):
 
   split: dict[str, dict[str, int]]
   fused: dict[str, dict[str, int]]
+
+  @property
+  def back(self) -> 'Turned':
+    """From the model to HF."""
+    return Turned(self.fused, self.split)
+
+  @property
+  def names(self) -> dict[str, tuple[str, ...]]:
+    """What the modules of HF that differ are in the model."""
+    joined = {
+      part: (whole,) for whole, parts in self.fused.items() for part in parts
+    }
+    return joined | {whole: tuple(parts) for whole, parts in self.split.items()}
 
 
 def fused_projections(
@@ -146,19 +162,15 @@ def to_model(
     ValueError: If an adapter can't be cut or joined.
   """
   theirs = _their_places(places, turned)
-  chosen = _chosen(fields, theirs)
-  given = {m: bridge.of_module(fields, m) for m in chosen}
+  given = _given(bridge, fields, theirs)
   own: dict[str, dict[str, Any]] = {}
   out = _cut(function, tensors, turned.split)
   for whole, parts in turned.fused.items():
     out, joined = _join(function, bridge, out, whole, parts, given)
     if joined is not None:
       own[whole] = joined
-  for module in chosen:
-    for target in turned.split.get(module, (module,)):
-      own.setdefault(target, given[module])
-  of_parts = {p for parts in turned.fused.values() for p in parts}
-  own = {m: own[m] for m in places if m in own and m not in of_parts}
+  own = _by_other_names(given, turned) | own
+  own = {m: own[m] for m in places if m in own}
   return _renamed(function, bridge, fields, own, theirs, places, turned), out
 
 
@@ -181,22 +193,10 @@ def fields_to_model(
     ranks: Ranks of the model's adapters, by module.
   """
   theirs = _their_places(places, turned)
-  chosen = _chosen(fields, theirs)
-  given = {m: bridge.of_module(fields, m) for m in chosen}
-  own = {}
-  for name in places:
-    if name in turned.fused:
-      present = [p for p in turned.fused[name] if p in given]
-      if present:
-        first = given[present[0]]
-        rank = ranks.get(name, first.get('r', 1))
-        own[name] = _with_rank(first, rank)
-      continue
-    whole = next(
-      (w for w, parts in turned.split.items() if name in parts), name
-    )
-    if whole in given:
-      own[name] = given[whole]
+  own = _by_other_names(_given(bridge, fields, theirs), turned)
+  for whole in turned.fused.keys() & own.keys() & ranks.keys():
+    own[whole] = _with_rank(own[whole], ranks[whole])
+  own = {m: own[m] for m in places if m in own}
   return _renamed(function, bridge, fields, own, theirs, places, turned)
 
 
@@ -225,56 +225,60 @@ def to_hf(
       `fields` have.
   """
   theirs = _their_places(places, turned)
-  given = {m: bridge.of_module(config, m) for m in _chosen(config, places)}
-  wanted = None
-  if fields is not None:
-    wanted = {m: bridge.of_module(fields, m) for m in _chosen(fields, theirs)}
+  given = _given(bridge, config, places)
+  wanted = None if fields is None else _given(bridge, fields, theirs)
   own: dict[str, dict[str, Any]] = {}
   out = dict(tensors)
   for whole, parts in turned.split.items():
     out, joined = _join(function, bridge, out, whole, parts, given)
     if joined is not None:
       own[whole] = joined
-  if wanted is not None:
+  out = _cut(function, out, turned.fused)
+  if fields is not None and wanted is not None:
     for whole, parts in turned.fused.items():
       _check_wanted(function, whole, parts, given, wanted)
-  out = _cut(function, out, turned.fused)
-  for whole, parts in turned.fused.items():
-    if whole not in given:
-      continue
-    if wanted is not None:
-      out = _narrowed(function, out, parts, given[whole], wanted)
-    own |= dict.fromkeys(parts, given[whole])
-  if fields is not None:
+      if whole in given:
+        out = _narrowed(function, out, parts, given[whole], wanted)
     return dict(fields), out
-  of_parts = {p for parts in turned.split.values() for p in parts}
-  for module in given:
-    if module not in turned.fused and module not in of_parts:
-      own[module] = given[module]
+  own = _by_other_names(given, turned.back) | own
   own = {m: own[m] for m in theirs if m in own}
-  back = Turned(turned.fused, turned.split)
-  return _renamed(function, bridge, config, own, places, theirs, back), out
+  return (
+    _renamed(function, bridge, config, own, places, theirs, turned.back),
+    out,
+  )
 
 
 def _their_places(
   places: Mapping[str, names.Place], turned: Turned
 ) -> dict[str, names.Place]:
-  whole_of = {
-    part: whole for whole, parts in turned.split.items() for part in parts
+  known = turned.back.names
+  return {
+    own: dataclasses.replace(place, name=own)
+    for name, place in places.items()
+    for own in known.get(name, (name,))
   }
-  out: dict[str, names.Place] = {}
-  for name, place in places.items():
-    for own in turned.fused.get(name, (whole_of.get(name, name),)):
-      out.setdefault(own, dataclasses.replace(place, name=own))
+
+
+def _given(
+  bridge: bridges.Bridge,
+  fields: Mapping[str, Any],
+  places: Mapping[str, names.Place],
+) -> dict[str, dict[str, Any]]:
+  """What the fields say of each module that they mean."""
+  chosen = names.chosen(fields, places)
+  return {module: bridge.of_module(fields, module) for module in chosen}
+
+
+def _by_other_names(
+  own: Mapping[str, dict[str, Any]], turned: Turned
+) -> dict[str, dict[str, Any]]:
+  """The same by the names on the other side; a whole has its first part's."""
+  known = turned.names
+  out: dict[str, dict[str, Any]] = {}
+  for module, fields in own.items():
+    for name in known.get(module, (module,)):
+      out.setdefault(name, fields)
   return out
-
-
-def _chosen(
-  fields: Mapping[str, Any], places: Mapping[str, names.Place]
-) -> list[str]:
-  return selection.modules(
-    fields, names.linear(places), names.others(places), names.heads(places)
-  )
 
 
 def _renamed(
@@ -306,7 +310,7 @@ def _renamed(
   if fields.get('feedforward_modules'):
     means = {'target_modules': fields['feedforward_modules']}
     out['feedforward_modules'] = selection.targets(
-      _names_after(_chosen(means, before), turned), after
+      list(_by_other_names(_given(bridge, means, before), turned)), after
     )
   for pattern in bridge.patterns:
     out.pop(pattern, None)
@@ -319,23 +323,10 @@ def _renamed(
     )
   if fields.get('modules_to_save'):
     whole = selection.whole(fields, before)
-    renamed = _names_after(whole, turned)
+    renamed = list(_by_other_names({name: {} for name in whole}, turned))
     if renamed != whole:
       out['modules_to_save'] = renamed
   return out
-
-
-def _names_after(modules: Iterable[str], turned: Turned) -> list[str]:
-  whole_of = {
-    part: whole for whole, parts in turned.fused.items() for part in parts
-  }
-  return list(
-    dict.fromkeys(
-      own
-      for name in modules
-      for own in turned.split.get(name, (whole_of.get(name, name),))
-    )
-  )
 
 
 def _of_module(tensors: Tensors, module: str) -> dict[str, np.ndarray]:
@@ -376,8 +367,7 @@ def _cut(
       if not same and suffix not in (*_ROWS, _MAGNITUDE, _IA3):
         raise ValueError(
           f'{function}: {whole}.{suffix} is of a projection that is'
-          f' {", ".join(parts)} together; only LoRA, HiRA, OFT and IA3 can be'
-          ' cut and joined.'
+          f' {", ".join(parts)} together; {_KNOWN}.'
         )
       if not same and tensor.shape[0] != sum(parts.values()):
         raise ValueError(
@@ -410,6 +400,12 @@ def _join(
   if not suffixes:
     return dict(tensors), None
   present = [part for part in parts if part in given]
+  adapted = [part for part in parts if own[part].keys() - _WHOLE]
+  if adapted != present:
+    raise ValueError(
+      f'{function}: the fields mean {present} of {", ".join(parts)}; those with'
+      f' tensors are {adapted}.'
+    )
   fields = dict(given[present[0]]) if present else None
   new: dict[str, np.ndarray] = {}
   factors = {}
@@ -453,22 +449,19 @@ def _join(
           f' {", ".join(have)} have; they are one module, {whole}, on the'
           ' other side.'
         )
-      rows = [
-        have[part] * np.asarray(factors.get(part, 1.0), have[part].dtype)
-        if part in have and suffix == 'lora_B.bias'
-        else have[part]
-        if part in have
-        else np.full(
-          (width, *values[0].shape[1:]), _NEUTRAL[suffix], values[0].dtype
-        )
-        for part, width in parts.items()
-      ]
+      rows = []
+      for part, width in parts.items():
+        if part not in have:
+          shape = (width, *values[0].shape[1:])
+          rows.append(np.full(shape, _NEUTRAL[suffix], values[0].dtype))
+        else:
+          factor = factors.get(part, 1.0) if suffix == 'lora_B.bias' else 1.0
+          rows.append(_scaled(have[part], factor))
       new[suffix] = np.concatenate(rows)
     else:
       raise ValueError(
         f'{function}: {suffix} of {", ".join(have)}, which are one module,'
-        f' {whole}, on the other side; only LoRA, HiRA, OFT and IA3 can be'
-        ' cut and joined.'
+        f' {whole}, on the other side; {_KNOWN}.'
       )
   return _replaced(tensors, parts, {whole: new}), fields
 
@@ -487,8 +480,7 @@ def _stacked_up(
   for part, width in parts.items():
     if part in ups:
       up = ups[part]
-      factor = factors.get(part, 1.0)
-      scaled = up if factor == 1 else up * np.asarray(factor, up.dtype)
+      scaled = _scaled(up, factors.get(part, 1.0))
       out[row : row + width, column : column + up.shape[1]] = scaled
       column += 0 if shared else up.shape[1]
     row += width
@@ -552,11 +544,14 @@ def _narrowed(
         )
       own[down], own[up] = own[down][keep], own[up][:, keep]
       if part in wanted:
-        factor = _scale(given) / _scale(wanted[part])
-        if factor != 1:
-          own[up] = own[up] * np.asarray(factor, own[up].dtype)
+        own[up] = _scaled(own[up], _scale(given) / _scale(wanted[part]))
     out = _replaced(out, [part], {part: own} if part in wanted else {})
   return out
+
+
+def _scaled(x: np.ndarray, factor: float) -> np.ndarray:
+  """`x` times a factor in its own dtype; itself if the factor is 1."""
+  return x if factor == 1 else x * np.asarray(factor, x.dtype)
 
 
 def _scale(fields: Mapping[str, Any]) -> float:

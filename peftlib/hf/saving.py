@@ -133,7 +133,11 @@ def save_adapter(
       fields,
       turned,
       places,
-      {u.place.name: getattr(u.slot.method, 'rank', 0) for u in units},
+      {
+        u.place.name: u.slot.method.rank
+        for u in units
+        if hasattr(u.slot.method, 'rank')
+      },
     )
   task = 'CAUSAL_LM' if isinstance(model, models.Decoder) else None
   config, bridge = _config(function, units, whole, places, fields, task)
@@ -253,12 +257,7 @@ def _check_chosen(
   for field, meant, have in (
     (
       'target_modules',
-      selection.modules(
-        config,
-        names.linear(places),
-        names.others(places),
-        names.heads(places),
-      )
+      names.chosen(config, places)
       + parameters.chosen(function, config, places),
       adapted | set(tuned),
     ),

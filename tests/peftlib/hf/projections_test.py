@@ -380,6 +380,29 @@ class ProjectionsTest(parameterized.TestCase):
       KERNEL + alpha / rank * np.concatenate(rows).T, expected, atol=1e-5
     )
 
+  @parameterized.parameters((['q', 'v'], ['q']), (['q'], ['q', 'v']))
+  def test_parts_that_are_meant_have_tensors(self, meant, have):
+    fields = {
+      'peft_type': 'LORA',
+      'target_modules': meant,
+      'r': 2,
+      'lora_alpha': 6,
+    }
+    tensors = {
+      f'block.{part}.{suffix}': tensor
+      for part in have
+      for suffix, tensor in _low_rank(
+        OWN['projections']['qkv'][part], 4
+      ).items()
+    }
+    graphdef, state = nnx.split(OwnAttention(KERNEL))
+    message = re.escape(
+      f'the fields mean {[f"block.{m}" for m in meant]} of block.q, block.k,'
+      f' block.v; those with tensors are {[f"block.{h}" for h in have]}.'
+    )
+    with self.assertRaisesRegex(ValueError, message):
+      hf.load_adapter(self.theirs(fields, tensors), graphdef, state, X, **OWN)
+
   def test_refused(self):
     graphdef, state = self.base
     vera = {
