@@ -1,0 +1,61 @@
+"""The side of a benchmark that works: one process a competitor.
+
+Imports nothing but the standard library, since peers run it in environments of
+their own. The other side is `contest.py`.
+"""
+
+from collections.abc import Callable
+import json
+import os
+import resource
+import sys
+import time
+from typing import Any
+
+Spec = dict[str, Any]
+Work = Callable[[], dict[str, Any]]
+
+
+def peak_bytes() -> int:
+  """The most memory that this process has held so far."""
+  try:
+    with open('/proc/self/status', encoding='ascii') as status:
+      fields = dict(line.split(':', 1) for line in status)
+    return int(fields['VmHWM'].split()[0]) * 1024
+  except (FileNotFoundError, KeyError):
+    # What a process was before `exec` counts here, so this comes second.
+    unit = 1 if sys.platform == 'darwin' else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def serve(prepare: Callable[[Spec], Work]) -> None:
+  """Prepares what argv[1] says; works once for each line of stdin.
+
+  Answers on stdout, a line of JSON each: when it is ready, with the seconds
+  that importing and preparing took; after each work, with its seconds and what
+  it returned; at the end of stdin with the peak memory.
+
+  Args:
+    prepare: Makes the work of a spec. The work ends when everything has been
+      computed; `seconds` among what it returns replaces what is measured here.
+  """
+  answers = os.fdopen(os.dup(1), 'w')
+  # Whatever libraries print is not an answer.
+  os.dup2(2, 1)
+
+  def answer(**fields: Any) -> None:
+    print(json.dumps(fields), file=answers, flush=True)
+
+  start = time.perf_counter()
+  work = prepare(json.loads(sys.argv[1]))
+  answer(ready=time.perf_counter() - start, since_exec=time.time() - _started())
+  for _ in sys.stdin:
+    start = time.perf_counter()
+    fields = work()
+    answer(**{'seconds': time.perf_counter() - start, **fields})
+  answer(peak_bytes=peak_bytes())
+
+
+def _started() -> float:
+  """When the parent started this process, seconds of `time.time`."""
+  return float(os.environ['BENCHMARK_STARTED'])
