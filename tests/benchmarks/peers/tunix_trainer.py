@@ -13,6 +13,7 @@ import sys
 import time
 
 from flax import nnx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -120,6 +121,9 @@ def step(spec):
     optax.adamw(spec['learning_rate']),
     peft_trainer.TrainingConfig(eval_every_n_steps=sys.maxsize),
   ).with_gen_model_input_fn(model_input)
+  # What training returns has a device; without one now it compiles twice.
+  for node in trainer.model, trainer.optimizer:
+    nnx.update(node, jax.device_put(nnx.state(node), jax.devices()[0]))
   # So it can be called again and trains on, as Tunix's own RL learners do.
   trainer.is_managed_externally = True
   shape = (spec['rows'], spec['length'] + 1)
