@@ -10,9 +10,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGES = ('peftlib', 'tests', 'transforms')
 
 # Folders with files that run elsewhere: scripts beside golden data are part of
-# it, those of interop have an environment with torch, and the consumer is a
-# workspace of its own.
-_ELSEWHERE = {'golden', 'interop', 'bazel_consumer'}
+# it, those of interop and the benchmarks' peers have environments of their own,
+# and the consumer is a workspace of its own.
+_ELSEWHERE = {'golden', 'interop', 'peers', 'bazel_consumer'}
 # Imported by a name that is put together, or by what README.md has in it.
 _HIDDEN = {
   'peftlib/__main__.py': [
