@@ -1,4 +1,4 @@
-"""The side of a benchmark that compares: starts processes, lets them take turns."""
+"""The side of a benchmark that compares: has processes take turns."""
 
 from collections.abc import Callable, Mapping, Sequence
 import contextlib
@@ -69,18 +69,6 @@ class Result:
       return (max(self.seconds) - min(self.seconds)) / 2 / self.median
     low, _, high = statistics.quantiles(self.seconds, n=4)
     return (high - low) / 2 / self.median
-
-  def values(self, field: str) -> list[Any]:
-    """A field of all rounds."""
-    return [r[field] for r in self.rounds]
-
-  def as_json(self) -> dict[str, Any]:
-    """All of it, for the file."""
-    return {
-      **dataclasses.asdict(self),
-      'median': self.median,
-      'spread': self.spread,
-    }
 
 
 class ProcessError(Exception):

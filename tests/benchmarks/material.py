@@ -25,22 +25,20 @@ from peftlib import models
 from peftlib.demo import assets
 from peftlib.demo import orders
 
-RANK, ALPHA = 16, 32.0
-LEARNING_RATE = 1e-4
-LORA = peftlib.LoraConfig(module_path='.*_proj', rank=RANK, alpha=ALPHA)
-# Of the demo; 190,000 tokens.
+LORA = peftlib.LoraConfig(module_path='.*_proj', rank=16, alpha=32.0)
+# Of the demo; 129,046 tokens.
 _NUM_ROWS = 2_000
 _NUM_CHATS = 16
 _SHORTEST, _LONGEST = 8, 512
 
 
 def make(folder: pathlib.Path) -> None:
-  """Writes everything that isn't there yet.
+  """Writes all of it, or nothing where the folder exists.
 
   Args:
-    folder: Where to.
+    folder: Where to. It appears only when it is complete.
   """
-  if (folder / 'chats.json').exists():
+  if folder.exists():
     return
   partial = folder.with_name(folder.name + '.partial')
   shutil.rmtree(partial, ignore_errors=True)
@@ -60,7 +58,6 @@ def make(folder: pathlib.Path) -> None:
   rows = _demo_rows(gguf)
   np.save(partial / 'tokens.npy', np.concatenate([r.tokens for r in rows]))
   (partial / 'chats.json').write_text(json.dumps(_chats(rows)))
-  shutil.rmtree(folder, ignore_errors=True)
   partial.rename(folder)
 
 

@@ -4,7 +4,7 @@ Imports nothing but the standard library, since peers run it in environments of
 their own. The other side is `contest.py`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 import json
 import os
 import resource
@@ -28,16 +28,34 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def serve(prepare: Callable[[Spec], Work]) -> None:
+def batches(tokens: Any, spec: Spec) -> Iterator[Any]:
+  """Cuts a row of tokens into what the steps of all competitors see.
+
+  Args:
+    tokens: Integers (N,), an array of any library.
+    spec: `rows` and `length` of a step's inputs.
+
+  Yields:
+    (rows, length + 1): the last column only as a target.
+  """
+  shape = (spec['rows'], spec['length'] + 1)
+  size = shape[0] * shape[1]
+  for at in range(0, len(tokens) - size + 1, size):
+    yield tokens[at : at + size].reshape(shape)
+
+
+def serve(cases: Mapping[str, Callable[[Spec], Work]]) -> None:
   """Prepares what argv[1] says; works once for each line of stdin.
 
   Answers on stdout, a line of JSON each: when it is ready, with the seconds
-  that importing and preparing took; after each work, with its seconds and what
-  it returned; at the end of stdin with the peak memory.
+  that preparing took, and those since the process was started; after each work,
+  with its seconds and what it returned; at the end of stdin with the peak
+  memory.
 
   Args:
-    prepare: Makes the work of a spec. The work ends when everything has been
-      computed; `seconds` among what it returns replaces what is measured here.
+    cases: What makes the work of a spec, by its field `case`. The work ends
+      when everything has been computed; `seconds` among what it returns
+      replaces what is measured here.
   """
   answers = os.fdopen(os.dup(1), 'w')
   # Whatever libraries print is not an answer.
@@ -47,7 +65,8 @@ def serve(prepare: Callable[[Spec], Work]) -> None:
     print(json.dumps(fields), file=answers, flush=True)
 
   start = time.perf_counter()
-  work = prepare(json.loads(sys.argv[1]))
+  spec = json.loads(sys.argv[1])
+  work = cases[spec['case']](spec)
   answer(ready=time.perf_counter() - start, since_exec=time.time() - _started())
   for _ in sys.stdin:
     start = time.perf_counter()

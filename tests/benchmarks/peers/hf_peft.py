@@ -13,13 +13,15 @@ import time
 
 import numpy as np
 import peft
+import tokenizers
 import torch
 from torch.nn import functional
 import transformers
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+# The checkout; this file is run by its path.
+sys.path.insert(0, str(pathlib.Path(__file__).parents[3]))
 
-import worker
+from tests.benchmarks import worker
 
 
 def _model(spec, adapter=True):
@@ -54,14 +56,10 @@ def step(spec):
   model = _model(spec).train()
   optimizer = _optimizer(model, spec['learning_rate'])
   forward = torch.compile(model) if spec.get('compile') else model
-  shape = (spec['rows'], spec['length'] + 1)
-  done = 0
+  batches = worker.batches(tokens, spec)
 
   def work():
-    nonlocal done
-    batch = tokens[done * shape[0] * shape[1] :][: shape[0] * shape[1]]
-    batch = torch.from_numpy(batch.reshape(shape).astype(np.int64))
-    done += 1
+    batch = torch.from_numpy(next(batches).astype(np.int64))
     start = time.perf_counter()
     logits = forward(input_ids=batch[:, :-1], use_cache=False).logits
     loss = functional.cross_entropy(
@@ -91,8 +89,12 @@ def chats(spec):
     for row in rows
   ]
   model = _model(spec).train()
+  # The collator wants one, to pad with its token; what else it has is idle.
   tokenizer = transformers.PreTrainedTokenizerFast(
-    tokenizer_object=_any_tokenizer(), pad_token='<pad>'
+    tokenizer_object=tokenizers.Tokenizer(
+      tokenizers.models.WordLevel({'<pad>': 0}, '<pad>')
+    ),
+    pad_token='<pad>',
   )
   collate = transformers.DataCollatorForSeq2Seq(tokenizer)
   optimizer = _optimizer(model, spec['learning_rate'])
@@ -116,14 +118,6 @@ def chats(spec):
   return work
 
 
-def _any_tokenizer():
-  """The collator wants one, to pad with its token; what else it has is idle."""
-  from tokenizers import Tokenizer
-  from tokenizers import models
-
-  return Tokenizer(models.WordLevel({'<pad>': 0}, '<pad>'))
-
-
 def load(spec):
   """Reads the model, from `source`: 'gguf' or 'safetensors'."""
 
@@ -133,10 +127,10 @@ def load(spec):
       model = transformers.AutoModelForCausalLM.from_pretrained(
         spec['folder'], gguf_file='model.gguf', dtype=torch.float32
       )
-      # A memory map isn't read yet.
-      sum(p.sum() for p in model.parameters()).item()
     else:
       model = _model(spec, adapter=False)
+    # A memory map isn't read yet.
+    sum(p.sum() for p in model.parameters()).item()
     return {'seconds': time.perf_counter() - start}
 
   return work
@@ -169,17 +163,8 @@ def generate(spec):
   return work
 
 
-def _prepare(spec):
-  # One thread a core is best: more wait for one another.
-  torch.set_num_threads(spec.get('threads') or torch.get_num_threads())
-  transformers.logging.set_verbosity_error()
-  return {
-    'step': step,
-    'chats': chats,
-    'load': load,
-    'generate': generate,
-  }[spec['case']](spec)
-
-
 if __name__ == '__main__':
-  worker.serve(_prepare)
+  transformers.logging.set_verbosity_error()
+  worker.serve(
+    {'step': step, 'chats': chats, 'load': load, 'generate': generate}
+  )

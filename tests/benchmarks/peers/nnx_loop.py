@@ -19,9 +19,10 @@ import optax
 import qwix
 import safetensors
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+# The checkout; this file is run by its path.
+sys.path.insert(0, str(pathlib.Path(__file__).parents[3]))
 
-import worker
+from tests.benchmarks import worker
 
 _WEIGHTS = {'kernel': 'weight', 'scale': 'weight', 'embedding': 'weight'}
 _ADAPTER = {'kernel_lora_a': 'lora_A.weight', 'kernel_lora_b': 'lora_B.weight'}
@@ -197,14 +198,10 @@ def step(spec):
   optimizer = nnx.Optimizer(
     model, optax.adamw(spec['learning_rate']), wrt=nnx.LoRAParam
   )
-  shape = (spec['rows'], spec['length'] + 1)
-  done = 0
+  batches = worker.batches(tokens, spec)
 
   def work():
-    nonlocal done
-    batch = tokens[done * shape[0] * shape[1] :][: shape[0] * shape[1]]
-    batch = batch.reshape(shape)
-    done += 1
+    batch = next(batches)
     start = time.perf_counter()
     loss = train_step(model, optimizer, batch).item()
     return {'seconds': time.perf_counter() - start, 'loss': loss}
@@ -212,9 +209,5 @@ def step(spec):
   return work
 
 
-def _prepare(spec):
-  return {'step': step}[spec['case']](spec)
-
-
 if __name__ == '__main__':
-  worker.serve(_prepare)
+  worker.serve({'step': step})

@@ -24,9 +24,10 @@ from tunix.models.llama3 import params
 from tunix.sft import peft_trainer
 from tunix.sft import utils
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+# The checkout; this file is run by its path.
+sys.path.insert(0, str(pathlib.Path(__file__).parents[3]))
 
-import worker
+from tests.benchmarks import worker
 
 _HF_NAMES = {
   'attn': 'self_attn',
@@ -115,7 +116,6 @@ def model_input(batch):
 
 def step(spec):
   """Training steps on `rows` rows of `length` tokens, loss on all."""
-  tokens = np.load(pathlib.Path(spec['folder'], 'tokens.npy'))
   trainer = Trainer(
     load(spec),
     optax.adamw(spec['learning_rate']),
@@ -126,17 +126,15 @@ def step(spec):
     nnx.update(node, jax.device_put(nnx.state(node), jax.devices()[0]))
   # So it can be called again and trains on, as Tunix's own RL learners do.
   trainer.is_managed_externally = True
-  shape = (spec['rows'], spec['length'] + 1)
-  done = 0
+  tokens = np.load(pathlib.Path(spec['folder'], 'tokens.npy'))
+  batches = worker.batches(tokens, spec)
 
   def work():
-    nonlocal done
-    batch = tokens[done * shape[0] * shape[1] :][: shape[0] * shape[1]]
+    rows = next(batches)
     # The trainer's loss shifts them itself.
     batch = peft_trainer.TrainingInput(
-      input_tokens=batch.reshape(shape), input_mask=np.ones(shape, bool)
+      input_tokens=rows, input_mask=np.ones(rows.shape, bool)
     )
-    done += 1
     start = time.perf_counter()
     trainer.train([batch])
     loss = trainer.loss.item()
@@ -145,9 +143,5 @@ def step(spec):
   return work
 
 
-def _prepare(spec):
-  return {'step': step}[spec['case']](spec)
-
-
 if __name__ == '__main__':
-  worker.serve(_prepare)
+  worker.serve({'step': step})
