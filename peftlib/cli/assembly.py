@@ -46,7 +46,7 @@ def load_base(
   path: str,
   *,
   compute_dtype: str,
-  remat: bool = False,
+  remat: str = 'dots',
   config: config_lib.Config | None = None,
 ) -> tuple[Base, str]:
   """Loads a model, in float32, and its fingerprint.

@@ -15,6 +15,7 @@ from peftlib.cli import flags
 from peftlib.demo import assets
 
 WEIGHT_QTYPES = ('none', 'nf4', 'int8', 'int4', 'fp8')
+REMATS = ('none', 'dots', 'full')
 
 _DEMO_DATA = 'runs/demo-data'
 _DEMO_EVAL = (
@@ -243,10 +244,12 @@ class Finetune(Common, Judging, Rows, Method, Model):
   accumulate: int = flags.integer(
     1, 'Batches whose gradients are averaged into one update.', low=1
   )
-  remat: bool = flags.boolean(
-    True,
-    'Compute each layer again in the backward pass: half the memory, in about'
-    ' the same time on a CPU.',
+  remat: str = flags.choice(
+    'dots',
+    'What of a layer the backward pass computes again: all but the products'
+    ' with weights, whose results are kept (dots), everything (full: the least'
+    ' memory, a fifth slower), or nothing (none: the most memory).',
+    of=REMATS,
   )
   seed: int = flags.integer(
     0,

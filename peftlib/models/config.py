@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 _ROPE_TYPES = ('none', 'linear', 'llama3')
+_REMATS = ('none', 'dots', 'full')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,7 +90,10 @@ class DecoderConfig:
     dtype: Dtype of the computation (softmax, norm statistics and logits are
       float32 always).
     param_dtype: Dtype that parameters are kept in.
-    remat: Recompute each layer in the backward pass (`jax.checkpoint`).
+    remat: What of a layer the backward pass computes again (`jax.checkpoint`):
+      'none' of it, 'full' for all of it, or 'dots' for all but the products
+      with weights, whose results are kept. No effect where there is no
+      gradient.
 
   Raises:
     ValueError: A field is out of range.
@@ -124,7 +128,7 @@ class DecoderConfig:
   max_position_embeddings: int = 2048
   dtype: jax_typing.DTypeLike = 'float32'
   param_dtype: jax_typing.DTypeLike = 'float32'
-  remat: bool = False
+  remat: str = 'dots'
 
   def __post_init__(self) -> None:
     for name in (
@@ -153,6 +157,11 @@ class DecoderConfig:
       value = getattr(self, name)
       if not (value > 0 and math.isfinite(value)):
         raise ValueError(f'{name}={value!r}: expected a positive number.')
+    if self.remat not in _REMATS:
+      raise ValueError(
+        f'remat={self.remat!r} is not supported; expected one of '
+        f'{", ".join(map(repr, _REMATS))}.'
+      )
     for name in ('dtype', 'param_dtype'):
       # np.dtype('float32') and jnp.float32 hash differently: keep one form, so
       # that equal configurations are equal.

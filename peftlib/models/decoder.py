@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from flax import nnx
 import jax
+from jax import ad_checkpoint
 from jax import typing as jax_typing
 import jax.numpy as jnp
 
@@ -23,6 +24,16 @@ from peftlib.models import rope
 
 # Standard deviation of freshly made weights, as in transformers.
 _INIT_STDDEV = 0.02
+_PROJECTED = 'projected'
+_POLICIES = {
+  # What a projection gives with its adapters is kept as well: where the
+  # backward pass then has no use for their summands, those aren't.
+  'dots': jax.checkpoint_policies.save_from_both_policies(
+    jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    jax.checkpoint_policies.save_only_these_names(_PROJECTED),
+  ),
+  'full': jax.checkpoint_policies.nothing_saveable,
+}
 
 
 def _linear(
@@ -52,6 +63,10 @@ def _norm(config: config_lib.DecoderConfig, rngs: nnx.Rngs) -> nnx.RMSNorm:
     param_dtype=config.param_dtype,
     rngs=rngs,
   )
+
+
+def _projected(linear: nnx.Linear, x: jax.Array) -> jax.Array:
+  return ad_checkpoint.checkpoint_name(linear(x), _PROJECTED)
 
 
 class _Context(NamedTuple):
@@ -126,12 +141,12 @@ class SelfAttention(nnx.Module):
     heads = (context.batch_size, -1, cfg.num_heads, cfg.head_dim)
     kv_heads = (context.batch_size, -1, cfg.num_kv_heads, cfg.head_dim)
     queries = rope.rotate(
-      self.q_proj(x).reshape(heads), context.cos, context.sin
+      _projected(self.q_proj, x).reshape(heads), context.cos, context.sin
     )
     keys = rope.rotate(
-      self.k_proj(x).reshape(kv_heads), context.cos, context.sin
+      _projected(self.k_proj, x).reshape(kv_heads), context.cos, context.sin
     )
-    values = self.v_proj(x).reshape(kv_heads)
+    values = _projected(self.v_proj, x).reshape(kv_heads)
     # The cache's layout, which attention multiplies without transposing it.
     keys, values = keys.transpose(0, 2, 1, 3), values.transpose(0, 2, 1, 3)
     own = _Seen(keys, values)
@@ -156,7 +171,8 @@ class SelfAttention(nnx.Module):
       if before is not None:
         keys, values, mask = _with_seen(keys, values, mask, before)
     mixed = attention.attend(queries, keys, values, mask)
-    return self.o_proj(mixed.reshape(x.shape[0], -1)), cache, own
+    mixed = _projected(self.o_proj, mixed.reshape(x.shape[0], -1))
+    return mixed, cache, own
 
   def _prefix(self) -> _Seen | None:
     """The layer's learned keys and values, where prefix tuning put some."""
@@ -209,7 +225,8 @@ class MLP(nnx.Module):
     Returns:
       Array of the shape of `x`.
     """
-    return self.down_proj(jax.nn.silu(self.gate_proj(x)) * self.up_proj(x))
+    gate = _projected(self.gate_proj, x)
+    return self.down_proj(jax.nn.silu(gate) * _projected(self.up_proj, x))
 
 
 class DecoderLayer(nnx.Module):
@@ -462,9 +479,11 @@ class Decoder(nnx.Module):
         layer_cache = layer_cache._replace(layer=layer_cache.layer + 1)
       return (hidden, layer_cache, prompt), None
 
-    if self.config.remat:
+    if self.config.remat != 'none':
       # In a scan the two passes are apart anyway: XLA has nothing to merge.
-      body = jax.checkpoint(body, prevent_cse=False)
+      body = jax.checkpoint(
+        body, prevent_cse=False, policy=_POLICIES[self.config.remat]
+      )
     (x, cache, _), _ = jax.lax.scan(body, (x, cache, prompt), state)
     return x, cache
 

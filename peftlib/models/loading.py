@@ -75,7 +75,7 @@ def load(
   *,
   dtype: jax_typing.DTypeLike = 'float32',
   param_dtype: jax_typing.DTypeLike = 'float32',
-  remat: bool = False,
+  remat: str = 'dots',
   quantize: peft_config.Config | None = None,
 ) -> LoadedModel:
   """Loads a Llama model.
@@ -88,7 +88,8 @@ def load(
       `model.safetensors` or its shards.
     dtype: Dtype of the computation.
     param_dtype: Dtype that the parameters are converted to.
-    remat: Recompute each layer in the backward pass.
+    remat: What the backward pass computes again: 'none', 'dots' or 'full', as
+      `DecoderConfig` says.
     quantize: What to quantize and how, as for `peftlib.quantize_base`, whose
       result this is: each weight as soon as it is read, so that the base is
       never in memory whole in floating point. None quantizes nothing.

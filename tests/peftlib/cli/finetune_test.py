@@ -443,7 +443,7 @@ class FinetuneTest(parameterized.TestCase):
         output,
         '--method=full',
         '--compute_dtype=bfloat16',
-        '--remat',
+        '--remat=full',
         '--accumulate=2',
         '--epochs=0.3',
         '--warmup_steps=1',

@@ -12,6 +12,7 @@ from peftlib import methods
 from peftlib.cli import errors
 from peftlib.cli import flags
 from peftlib.cli import options
+from tests.peftlib.models import golden
 
 
 class OptionsTest(parameterized.TestCase):
@@ -35,6 +36,11 @@ class OptionsTest(parameterized.TestCase):
     self.assertEqual(
       sorted(options.WEIGHT_QTYPES), sorted([*config.WEIGHT_QTYPES, 'none'])
     )
+
+  def test_remats_are_those_of_the_decoder(self):
+    for remat in options.REMATS:
+      golden.tiny_config(remat=remat)
+    self.assertEqual(options.Finetune().remat, golden.tiny_config().remat)
 
   def test_free_flags_are_flags(self):
     fields = {f.name for f in dataclasses.fields(options.Finetune)}

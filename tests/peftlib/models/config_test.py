@@ -52,6 +52,10 @@ class DecoderConfigTest(parameterized.TestCase):
     ({'rope_theta': 0.0}, 'rope_theta=0.0: expected a positive number'),
     ({'rms_norm_eps': float('nan')}, 'rms_norm_eps=nan: expected a positive'),
     ({'dtype': 'int8'}, "dtype='int8': expected a float dtype"),
+    (
+      {'remat': True},
+      r"remat=True is not supported; expected one of 'none', 'dots', 'full'\.$",
+    ),
   )
   def test_rejects(self, overrides, message):
     with self.assertRaisesRegex(ValueError, message):
@@ -72,12 +76,12 @@ class DecoderConfigTest(parameterized.TestCase):
 
 class FromHfTest(parameterized.TestCase):
   def test_defaults_of_an_old_file(self):
-    config = config_lib.DecoderConfig.from_hf(_HF, remat=True)
+    config = config_lib.DecoderConfig.from_hf(_HF, remat='full')
     self.assertEqual(config.num_kv_heads, 4)
     self.assertEqual(config.head_dim, 8)
     self.assertEqual(config.rope_theta, 10000.0)
     self.assertFalse(config.tie_embeddings)
-    self.assertTrue(config.remat)
+    self.assertEqual(config.remat, 'full')
 
   @parameterized.parameters(
     (

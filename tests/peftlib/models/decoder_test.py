@@ -175,12 +175,12 @@ class ForwardTest(parameterized.TestCase):
     np.testing.assert_allclose(moved, base, atol=1e-4)
     self.assertGreater(float(jnp.abs(spread - base).max()), 1e-2)
 
-  @parameterized.parameters('float32', 'bfloat16')
-  def test_remat_gives_the_same_gradients(self, dtype):
+  @parameterized.product(remat=['dots', 'full'], dtype=['float32', 'bfloat16'])
+  def test_remat_gives_the_same_gradients(self, remat, dtype):
     tokens = _tokens((2, 6))
     grads = []
-    for remat in (False, True):
-      config = golden.tiny_config(remat=remat, dtype=dtype)
+    for kind in ('none', remat):
+      config = golden.tiny_config(remat=kind, dtype=dtype)
       graphdef, state = golden.tiny_model(config)
 
       def loss(state, graphdef=graphdef):
@@ -189,13 +189,40 @@ class ForwardTest(parameterized.TestCase):
 
       grads.append(jax.jit(jax.grad(loss))(state))
       remat_in_jaxpr = 'remat' in str(jax.make_jaxpr(jax.grad(loss))(state))
-      self.assertEqual(remat_in_jaxpr, remat)
+      self.assertEqual(remat_in_jaxpr, kind != 'none')
     chex.assert_trees_all_close(
       *grads, atol=1e-6 if dtype == 'float32' else 1e-2
     )
     kernel = grads[0]['layers']['self_attn']['q_proj']['kernel'].get_value()
     self.assertEqual(kernel.dtype, jnp.float32)
     self.assertGreater(float(jnp.abs(kernel).max()), 1e-4)
+
+  def test_what_remat_computes_again(self):
+    tokens = _tokens((2, 6))
+    forward, products = [], {}
+    for remat in ('none', 'dots', 'full'):
+      graphdef, state = golden.tiny_model(golden.tiny_config(remat=remat))
+
+      def total(state, graphdef=graphdef):
+        return nnx.merge(graphdef, state)(tokens).sum()
+
+      program = jax.jit(total).lower(state).compile()
+      forward.append(
+        (
+          program.cost_analysis()['flops'],
+          program.memory_analysis().temp_size_in_bytes,
+        )
+      )
+      lowered = jax.jit(jax.grad(total)).lower(state)
+      products[remat] = lowered.as_text().count('stablehlo.dot_general')
+    # A layer has seven projections and two products of attention, each with two
+    # gradients; those of the sum of logits need the head's, not the logits.
+    none = 3 * (7 + 2) + 2
+    # The last projection's result is needed by the next layer alone.
+    self.assertEqual(
+      products, {'none': none, 'dots': none + 2, 'full': none + 2 + 6}
+    )
+    self.assertLen(set(forward), 1)
 
   def test_gradients_are_those_of_finite_differences(self):
     graphdef, state = golden.tiny_model()

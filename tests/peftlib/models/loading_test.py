@@ -79,14 +79,14 @@ class LoadTest(parameterized.TestCase):
       golden.directory('llama_tiny'),
       dtype=jnp.bfloat16,
       param_dtype=jnp.float16,
-      remat=True,
+      remat='full',
     )
     self.assertEqual(
       {v.dtype for _, v in nnx.to_flat_state(model.state)},
       {jnp.dtype(jnp.float16)},
     )
     self.assertEqual(model.config.dtype, jnp.dtype(jnp.bfloat16))
-    self.assertTrue(model.config.remat)
+    self.assertEqual(model.config.remat, 'full')
     exact = models.load(golden.directory('llama_tiny'))
     chex.assert_trees_all_equal(
       model.state, jax.tree.map(lambda x: x.astype(jnp.float16), exact.state)
