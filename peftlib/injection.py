@@ -369,10 +369,12 @@ def add_slot(module: nnx.Module, slot: slots_lib.Slot, key: jax.Array) -> bool:
       for name, spec in slot.variables.items()
     ),
   )
+  # Not by `make`: split once for all, it is compiled once.
+  keys: Any = jax.random.split(key, math.prod(axes)) if axes else key
   if isinstance(value, jax.ShapeDtypeStruct):
-    start = jax.eval_shape(make, key, stored)
+    start = jax.eval_shape(make, keys, stored)
   else:
-    start = make(key, stored)
+    start = make(keys, stored)
   for name, spec in slot.variables.items():
     sources = tuple(source for _, source in slot.op.variable_axes(spec))
     sources = (*(None,) * slot.filled(len(sources)), *sources)
@@ -389,12 +391,12 @@ def add_slot(module: nnx.Module, slot: slots_lib.Slot, key: jax.Array) -> bool:
       return slot.spread(jax.random.split(key, axes)) if axes else key
 
     abstract = isinstance(value, jax.ShapeDtypeStruct)
-    keys: Any = jax.eval_shape(draw, key) if abstract else draw(key)
+    masks: Any = jax.eval_shape(draw, key) if abstract else draw(key)
     setattr(
       module,
       slot.key,
       slots_lib.AdapterKey.from_metadata(
-        keys, {**plain_metadata(weight), 'tag': 'adapter_dropout'}
+        masks, {**plain_metadata(weight), 'tag': 'adapter_dropout'}
       ),
     )
     slots_lib.mark_dropout(module)
@@ -487,7 +489,7 @@ def _starter(
   shape: tuple[int, ...],
   filled: tuple[tuple[str, int], ...],
 ) -> Any:
-  """A function of key and stored weight that makes the variables.
+  """A function of a key a layer and stored weight that makes the variables.
 
   Args:
     method: The method.
@@ -532,9 +534,9 @@ def _starter(
       left,
     )
 
-  def make(key: jax.Array, stored: Any) -> _Start:
+  def make(keys: jax.Array, stored: Any) -> _Start:
     if not axes:
-      return of_layer(key, stored)
+      return of_layer(keys, stored)
     count = math.prod(axes)
     # The scale of a tiled weight has as many axes as the weight.
     flat = jax.tree.map(
@@ -543,14 +545,17 @@ def _starter(
       ),
       stored,
     )
-    keys = jax.random.split(key, count)
     if layers is not None:
       rest = count // axes[0]
       chosen = jnp.asarray(
         [i * rest + j for i in layers for j in range(rest)], jnp.int32
       )
       flat, keys = jax.tree.map(lambda x: x[chosen], (flat, keys))
-    start = jax.vmap(of_layer)(keys, flat)
+    if method.starts_from_weight:
+      start = jax.vmap(of_layer)(keys, flat)
+    else:
+      # XLA:CPU takes four times as long to compile draws of all layers at once.
+      start = jax.lax.map(lambda key: of_layer(key, None), keys)
     lead = axes if layers is None else (len(layers), *axes[1:])
     variables = {
       name: _back(value.reshape(*lead, *value.shape[1:]), len(axes), axis)

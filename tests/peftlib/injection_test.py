@@ -85,6 +85,17 @@ class InjectTest(parameterized.TestCase):
     for path, variable in nnx.to_flat_state(state):
       self.assertIs(after[path], variable)
 
+  def test_a_layer_s_values_are_those_that_its_own_key_draws(self):
+    _, state = _injected(toy_models.LaxScan(nnx.Rngs(0)))
+    # Of the first weight in the order of use; the first half of its key is a's.
+    keys = jax.random.split(jax.random.fold_in(KEY, 0), toy_models.LAYERS)
+    a = state['layers']['up']['kernel_lora_a'].get_value()
+    bound = np.sqrt(6 / toy_models.WIDTH)
+    for layer, key in zip(a, keys, strict=True):
+      own = jax.random.split(key)[0]
+      drawn = jax.random.uniform(own, layer.shape, minval=-bound, maxval=bound)
+      np.testing.assert_allclose(layer, drawn, rtol=1e-5, atol=1e-7)
+
   def test_layers_draw_different_a_and_equal_keys_equal_ones(self):
     _, state = _injected(toy_models.LaxScan(nnx.Rngs(0)))
     a = np.asarray(state['layers']['up']['kernel_lora_a'].get_value())
