@@ -30,8 +30,8 @@ BOOTSTRAP = @command -v "$(PYTHON)" >/dev/null 2>&1 || { \
 
 .DEFAULT_GOAL := help
 .PHONY: help venv assets finetune test multiprocess-test oldest-venv \
-  oldest-flax-test lint format types interop-venv interop-test bazel-test \
-  bazel-files wheel wheel-test lock clean
+  oldest-flax-test lint format types interop-venv interop-test tunix-venv \
+  bench bench-quick bazel-test bazel-files wheel wheel-test lock clean
 # One thing after the other: `make -j` must not install into one folder twice.
 .NOTPARALLEL:
 
@@ -88,6 +88,20 @@ interop-test: assets interop-venv  ## Compare with torch, transformers, peft.
 	@JAX_PLATFORMS=cpu $(VENV)/bin/python tests/interop/run.py \
 	  --interop_python=$(VENV)-interop/bin/python $(ARGS)
 
+tunix-venv: venv
+	$(BOOTSTRAP) --venv=$(VENV)-tunix --requirements=.ci/tunix.txt \
+	  --space=3000000000
+
+BENCH := $(VENV)/bin/python -m tests.benchmarks.bench \
+  --interop_python=$(VENV)-interop/bin/python \
+  --tunix_python=$(VENV)-tunix/bin/python
+
+bench: assets interop-venv tunix-venv  ## Time a step and more beside HF peft, Tunix and others (40 minutes).
+	@$(BENCH) $(ARGS)
+
+bench-quick: assets interop-venv  ## Time the most important of it (8 minutes).
+	@$(BENCH) --quick $(ARGS)
+
 BAZEL_TESTS ?= //...
 CONSUMER := tests/bazel_consumer
 bazel-test: venv  ## Build and test all with Bazel, offline, and from a workspace that depends on this one.
@@ -122,7 +136,7 @@ lock:  ## Resolve the dependencies anew into requirements.lock.
 	  --uv=$(VENV)-lock/bin/uv
 
 clean:  ## Remove what was made here, not the cached model.
-	@rm -rf $(VENV) $(VENV)-interop $(VENV)-lock $(VENV)-oldest build dist \
-	  *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	@rm -rf $(VENV) $(VENV)-interop $(VENV)-lock $(VENV)-oldest \
+	  $(VENV)-tunix build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	@find peftlib transforms tests .ci -name __pycache__ -type d \
 	  -prune -exec rm -rf {} +

@@ -71,6 +71,23 @@ class Result:
     return (high - low) / 2 / self.median
 
 
+def joined(results: Sequence[Result]) -> Result:
+  """Several processes of one competitor as one, with the rounds of all.
+
+  Args:
+    results: Of one name. Medians of the times until they were ready, and the
+      highest peak, are those of the whole.
+  """
+  return Result(
+    name=results[0].name,
+    ready=statistics.median(r.ready for r in results),
+    since_exec=statistics.median(r.since_exec for r in results),
+    rounds=tuple(found for r in results for found in r.rounds[r.skip :]),
+    peak_bytes=max(r.peak_bytes for r in results),
+    skip=0,
+  )
+
+
 class ProcessError(Exception):
   """A competitor ended where it should have answered."""
 
@@ -168,6 +185,13 @@ def run(
       )
       log(_text(results[process.name]))
     return results
+
+
+def write_json(path: pathlib.Path, value: Any) -> None:
+  """Replaces a file by one that is complete."""
+  fresh = path.with_name(f'.{path.name}.new')
+  fresh.write_text(json.dumps(value, indent=1) + '\n')
+  fresh.replace(path)
 
 
 def _text(result: Result) -> str:

@@ -28,6 +28,12 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
+def jax_peak(device: Any) -> int | None:
+  """The most memory of a JAX device so far; None where it is the host's."""
+  stats = device.memory_stats()
+  return stats and stats['peak_bytes_in_use']
+
+
 def batches(tokens: Any, spec: Spec) -> Iterator[Any]:
   """Cuts a row of tokens into what the steps of all competitors see.
 
@@ -44,7 +50,10 @@ def batches(tokens: Any, spec: Spec) -> Iterator[Any]:
     yield tokens[at : at + size].reshape(shape)
 
 
-def serve(cases: Mapping[str, Callable[[Spec], Work]]) -> None:
+def serve(
+  cases: Mapping[str, Callable[[Spec], Work]],
+  device_peak: Callable[[], int | None] | None = None,
+) -> None:
   """Prepares what argv[1] says; works once for each line of stdin.
 
   Answers on stdout, a line of JSON each: when it is ready, with the seconds
@@ -56,6 +65,8 @@ def serve(cases: Mapping[str, Callable[[Spec], Work]]) -> None:
     cases: What makes the work of a spec, by its field `case`. The work ends
       when everything has been computed; `seconds` among what it returns
       replaces what is measured here.
+    device_peak: Peak memory of the accelerator, which counts instead of the
+      host's where there is one.
   """
   answers = os.fdopen(os.dup(1), 'w')
   # Whatever libraries print is not an answer.
@@ -72,7 +83,8 @@ def serve(cases: Mapping[str, Callable[[Spec], Work]]) -> None:
     start = time.perf_counter()
     fields = work()
     answer(**{'seconds': time.perf_counter() - start, **fields})
-  answer(peak_bytes=peak_bytes())
+  on_device = device_peak() if device_peak is not None else None
+  answer(peak_bytes=peak_bytes() if on_device is None else on_device)
 
 
 def _started() -> float:

@@ -37,7 +37,11 @@ def _model(spec, adapter=True):
     model = peft.PeftModel.from_pretrained(
       model, pathlib.Path(spec['folder'], 'adapter'), is_trainable=True
     )
-  return model
+  return model.to(_device(spec))
+
+
+def _device(spec):
+  return spec.get('device', 'cpu')
 
 
 def _optimizer(model, learning_rate):
@@ -61,6 +65,7 @@ def step(spec):
   def work():
     batch = torch.from_numpy(next(batches).astype(np.int64))
     start = time.perf_counter()
+    batch = batch.to(_device(spec))
     logits = forward(input_ids=batch[:, :-1], use_cache=False).logits
     loss = functional.cross_entropy(
       logits.flatten(0, 1).float(), batch[:, 1:].flatten()
@@ -102,7 +107,7 @@ def chats(spec):
   def work():
     start, total, count = time.perf_counter(), 0.0, 0
     for at in range(0, len(features), spec['rows']):
-      batch = collate(features[at : at + spec['rows']])
+      batch = collate(features[at : at + spec['rows']]).to(_device(spec))
       loss = model(**batch, use_cache=False).loss
       loss.backward()
       optimizer.step()
@@ -126,7 +131,7 @@ def load(spec):
     if spec['source'] == 'gguf':
       model = transformers.AutoModelForCausalLM.from_pretrained(
         spec['folder'], gguf_file='model.gguf', dtype=torch.float32
-      )
+      ).to(_device(spec))
     else:
       model = _model(spec, adapter=False)
     # A memory map isn't read yet.
@@ -143,7 +148,7 @@ def generate(spec):
   shape = (spec['rows'], spec['prompt'])
   prompt = torch.from_numpy(
     tokens[: shape[0] * shape[1]].reshape(shape).astype(np.int64)
-  )
+  ).to(_device(spec))
 
   def work():
     start = time.perf_counter()
@@ -166,5 +171,6 @@ def generate(spec):
 if __name__ == '__main__':
   transformers.logging.set_verbosity_error()
   worker.serve(
-    {'step': step, 'chats': chats, 'load': load, 'generate': generate}
+    {'step': step, 'chats': chats, 'load': load, 'generate': generate},
+    torch.cuda.max_memory_allocated if torch.cuda.is_available() else None,
   )

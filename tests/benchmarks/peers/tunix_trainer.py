@@ -144,4 +144,4 @@ def step(spec):
 
 
 if __name__ == '__main__':
-  worker.serve({'step': step})
+  worker.serve({'step': step}, lambda: worker.jax_peak(jax.devices()[0]))
