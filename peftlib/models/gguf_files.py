@@ -194,11 +194,11 @@ def _hf_name(name: str) -> str:
   return name
 
 
-def _dequantize(data: np.ndarray, info: TensorInfo) -> np.ndarray:
+def _dequantize(path: str, info: TensorInfo) -> np.ndarray:
   """float32 values of a tensor, dequantized a few rows at a time."""
-  rows = data[info.offset : info.offset + info.num_bytes].reshape(
-    int(np.prod(info.shape[:-1], dtype=np.int64)), -1
-  )
+  # Read, not mapped: mapped pages stay in memory until the file is closed.
+  data = np.fromfile(path, np.uint8, info.num_bytes, offset=info.offset)
+  rows = data.reshape(int(np.prod(info.shape[:-1], dtype=np.int64)), -1)
   out = np.empty((rows.shape[0], info.shape[-1]), np.float32)
   step = max(1, _CHUNK_ELEMENTS // max(1, info.shape[-1]))
   for i in range(0, rows.shape[0], step):
@@ -279,12 +279,11 @@ class GgufCheckpoint:
     Yields:
       Pairs of the Hugging Face name and the array, (out, in) for a projection.
     """
-    data = np.memmap(self.path, np.uint8, mode='r')
     metadata = self.header.metadata
     num_heads = metadata['llama.attention.head_count']
     num_kv_heads = metadata.get('llama.attention.head_count_kv', num_heads)
     for info in self.header.tensors:
-      values = _dequantize(data, info)
+      values = _dequantize(self.path, info)
       if '.attn_q.' in info.name:
         values = _undo_permutation(values, num_heads)
       elif '.attn_k.' in info.name:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterator
 import json
 import os
@@ -17,6 +18,10 @@ _CONFIG = 'config.json'
 _INDEX = 'model.safetensors.index.json'
 _SINGLE = 'model.safetensors'
 _FLOATS = ('F64', 'F32', 'F16', 'BF16')
+
+# Files are mapped, and their pages count as memory of the process until the
+# file is closed: it is opened anew after so many bytes.
+_MAPPED_BYTES = 1 << 25
 
 # Buffers of old checkpoints that follow from the configuration.
 _IGNORED_SUFFIX = '.rotary_emb.inv_freq'
@@ -144,6 +149,14 @@ class HfCheckpoint:
     """
     for file_name in self._files:
       with self._open(file_name) as file:
-        for name in file.keys():
-          if name in self.shapes:
-            yield name, file.get_tensor(name)
+        names = [name for name in file.keys() if name in self.shapes]
+      left = collections.deque(names)
+      while left:
+        mapped = 0
+        with self._open(file_name) as file:
+          while left and mapped < _MAPPED_BYTES:
+            name = left.popleft()
+            values = file.get_tensor(name)
+            mapped += values.nbytes
+            yield name, values
+            del values

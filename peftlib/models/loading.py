@@ -26,6 +26,9 @@ from peftlib.models import naming
 # XLA:CPU takes over a numpy buffer without copying it from this alignment on.
 _ALIGNMENT = 64
 
+# Elements; a cache line of float32.
+_STRIP = 16
+
 
 class LoadedModel(NamedTuple):
   """A pretrained model, split.
@@ -187,6 +190,8 @@ def _read_arrays(
     samples['.'.join(path)].add(layer, kept)
     if reading[path].left == 0:
       arrays |= {(*path, *n): a for n, a in reading.pop(path).arrays().items()}
+    # Not kept while the next tensor is read.
+    del values, kept
   return arrays, {name: (s.shape, s.values) for name, s in samples.items()}
 
 
@@ -202,7 +207,7 @@ class _Stack:
 
   def add(self, layer: int, values: np.ndarray) -> np.ndarray:
     """Takes a layer; returns it in the dtype of the parameters."""
-    self._buffer[layer] = values
+    _copy(self._buffer[layer], values)
     self.left -= 1
     return self._buffer[layer]
 
@@ -257,6 +262,19 @@ class _Samples:
     mine = self._indices // self._size == layer
     index = np.unravel_index(self._indices[mine] % self._size, values.shape)
     self.values[mine] = values[index]
+
+
+def _copy(target: np.ndarray, values: np.ndarray) -> None:
+  """Fills `target`, in strips where `values` is transposed.
+
+  numpy goes along the rows of the one, and uses one element of each cache line
+  of the other before it needs the next line.
+  """
+  if values.flags.c_contiguous:
+    target[...] = values
+    return
+  for start in range(0, target.shape[-1], _STRIP):
+    target[..., start : start + _STRIP] = values[..., start : start + _STRIP]
 
 
 def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -2,11 +2,13 @@ import json
 import os
 import pathlib
 import shutil
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
 import ml_dtypes
 import numpy as np
+import safetensors
 from safetensors import numpy as safetensors_numpy
 
 from peftlib.models import hf_files
@@ -52,6 +54,32 @@ class HfCheckpointTest(parameterized.TestCase):
   def test_shards(self):
     self._shard()
     self._check_tensors()
+
+  def test_a_file_is_closed_before_much_of_it_is_mapped(self):
+    self._shard()
+    checkpoint = hf_files.HfCheckpoint(str(self.path))
+    limit = sorted(v.nbytes for v in self.weights.values())[-1]
+    read, since = {}, 0
+    real = safetensors.safe_open
+
+    def counted(*args):
+      nonlocal since
+      since = 0
+      return real(*args)
+
+    with (
+      mock.patch.object(hf_files, '_MAPPED_BYTES', limit),
+      mock.patch.object(safetensors, 'safe_open', counted),
+    ):
+      for name, values in checkpoint.tensors():
+        since += values.nbytes
+        self.assertLess(since, 2 * limit)
+        read[name] = values
+    # All at once they would have been more.
+    self.assertGreater(sum(v.nbytes for v in read.values()), 4 * limit)
+    self.assertEqual(set(read), set(self.weights))
+    for name, values in self.weights.items():
+      np.testing.assert_array_equal(read[name], values)
 
   @parameterized.parameters(np.float16, ml_dtypes.bfloat16, np.float64)
   def test_dtypes(self, dtype):

@@ -51,6 +51,26 @@ class LoadTest(parameterized.TestCase):
     chex.assert_trees_all_equal_shapes_and_dtypes(model.state, state)
     self.assertEqual(jax.tree.structure(model.state), jax.tree.structure(state))
 
+  def test_kernels_are_the_file_s_matrices_transposed(self):
+    # Neither is a multiple of a cache line's floats, nor fewer.
+    config = golden.tiny_config(hidden_size=40, intermediate_size=70)
+    _, state = nnx.split(models.Decoder(config, rngs=nnx.Rngs(0)))
+    path = self.create_tempdir().full_path
+    models.save_directory(path, config, state)
+    written = safetensors_numpy.load_file(
+      os.path.join(path, 'model.safetensors')
+    )
+    # Both are kept: neither may be a buffer that the other was read into.
+    first, second = models.load(path), models.load(path)
+    for model in (first, second):
+      mlp = model.state['layers']['mlp']
+      for name in ('gate_proj', 'up_proj', 'down_proj'):
+        kernel = np.asarray(mlp[name]['kernel'].get_value())
+        self.assertLen(kernel, config.num_layers)
+        for layer, values in enumerate(kernel):
+          matrix = written[f'model.layers.{layer}.mlp.{name}.weight']
+          np.testing.assert_array_equal(values, matrix.T)
+
   @parameterized.parameters(
     ('nf4', 8, False), ('int4', 8, True), ('int8', None, False)
   )
