@@ -31,7 +31,7 @@ BOOTSTRAP = @command -v "$(PYTHON)" >/dev/null 2>&1 || { \
 .DEFAULT_GOAL := help
 .PHONY: help venv assets finetune test multiprocess-test oldest-venv \
   oldest-flax-test lint format types interop-venv interop-test tunix-venv \
-  bench bench-quick bazel-test bazel-files wheel wheel-test lock clean
+  bench bench-quick bench-growth bazel-test bazel-files wheel wheel-test lock clean
 # One thing after the other: `make -j` must not install into one folder twice.
 .NOTPARALLEL:
 
@@ -101,6 +101,9 @@ bench: assets interop-venv tunix-venv  ## Time a step and more beside HF peft, T
 
 bench-quick: assets interop-venv  ## Time the most important of it (8 minutes).
 	@$(BENCH) --quick $(ARGS)
+
+bench-growth: assets  ## Time a step against length, rank, layers, adapters, devices; plot it.
+	@$(VENV)/bin/python -m tests.benchmarks.growth $(ARGS)
 
 BAZEL_TESTS ?= //...
 CONSUMER := tests/bazel_consumer

@@ -48,6 +48,18 @@ class ContestTest(absltest.TestCase):
     self.assertGreater(result.since_exec, result.ready)
     self.assertBetween(result.peak_bytes, 5e6, 1e9)
 
+  def test_processes_of_one_name_are_joined(self):
+    found = [
+      contest.run([_competitor('a', seconds)], 2)['a']
+      for seconds in ([9, 1], [9, 3], [9, 4])
+    ]
+    whole = contest.joined(found)
+    self.assertEqual(whole.seconds, [1, 3, 4])
+    self.assertEqual(whole.peak_bytes, max(one.peak_bytes for one in found))
+    self.assertEqual(
+      whole.since_exec, sorted(one.since_exec for one in found)[1]
+    )
+
   def test_says_what_a_failed_process_printed(self):
     with self.assertRaisesRegex(
       contest.ProcessError,

@@ -7,6 +7,7 @@ material.py), and those that the functions below read.
 """
 
 from collections.abc import Callable, Iterator
+import dataclasses
 import functools
 import json
 import pathlib
@@ -28,6 +29,7 @@ from peftlib import generation
 from peftlib import hf
 from peftlib import losses
 from peftlib import models
+from peftlib.cli import meshes
 from peftlib.data import packing
 from tests.benchmarks import material
 from tests.benchmarks import overhead as overhead_lib
@@ -61,6 +63,33 @@ def _base(spec: worker.Spec) -> models.LoadedModel:
     dtype=dtype,
     param_dtype=dtype,
     remat=spec.get('remat', 'dots'),
+  )
+
+
+def _first_layers(model: models.LoadedModel, count: int) -> models.LoadedModel:
+  """A model of fewer layers."""
+  config = dataclasses.replace(model.config, num_layers=count)
+  graphdef, _ = nnx.split(
+    nnx.eval_shape(lambda: models.Decoder(config, rngs=nnx.Rngs(0)))
+  )
+  layers, rest = transforms.partition(
+    model.state, nnx.PathContains('layers'), ...
+  )
+  cut = jax.tree.map(lambda x: x[:count], layers)
+  return model._replace(
+    graphdef=graphdef, state=transforms.merge(cut, rest), config=config
+  )
+
+
+def _fresh(spec: worker.Spec) -> tuple[nnx.GraphDef[Any], State]:
+  """The first `layers` of the model with a new adapter of rank `rank`."""
+  model = _first_layers(_base(spec), spec['layers'])
+  return peftlib.inject(
+    model.graphdef,
+    model.state,
+    _config(spec),
+    _INPUTS,
+    key=jax.random.key(0),
   )
 
 
@@ -124,10 +153,14 @@ class _Run:
     graphdef: nnx.GraphDef[Any],
     state: State,
     learning_rate: float,
+    mesh: jax.sharding.Mesh | None = None,
   ):
     tx = optax.adamw(learning_rate)
-    trainable, self.frozen = _split(state)
-    self.state = peftlib.init_train_state(trainable, tx, key=jax.random.key(1))
+    trainable, frozen = _split(state)
+    train_state = peftlib.init_train_state(trainable, tx, key=jax.random.key(1))
+    self.mesh = mesh
+    self.frozen = meshes.shard_state(frozen, mesh)
+    self.state = meshes.replicate_rest(train_state, mesh)
     self._step: Any = peftlib.make_train_step(
       graphdef, losses.causal_lm_loss, tx
     )
@@ -142,6 +175,7 @@ class _Run:
 
   def compile(self, batch: Batch) -> Callable[..., Any]:
     shapes = tuple(x.shape for x in batch.values())
+    batch = meshes.shard_batch(batch, self.mesh)
     if shapes not in self._compiled:
       start = time.perf_counter()
       lowered = self._step.lower(self.state, self.frozen, batch)
@@ -151,13 +185,13 @@ class _Run:
 
   def step(self, batch: Batch) -> dict[str, jax.Array]:
     step = self.compile(batch)
-    self.state, metrics = step(self.state, self.frozen, batch)
+    self.state, metrics = step(
+      self.state, self.frozen, meshes.shard_batch(batch, self.mesh)
+    )
     return metrics
 
 
-def step(spec: worker.Spec) -> worker.Work:
-  """Training steps on `rows` rows of `length` tokens, loss on all."""
-  run = _Run(*_adapted(spec), spec['learning_rate'])
+def _stepping(run: _Run, spec: worker.Spec) -> worker.Work:
   batches = _batches(spec)
   run.compile(next(_batches(spec)))
 
@@ -173,6 +207,17 @@ def step(spec: worker.Spec) -> worker.Work:
     }
 
   return work
+
+
+def step(spec: worker.Spec) -> worker.Work:
+  """Training steps on `rows` rows of `length` tokens, loss on all."""
+  return _stepping(_Run(*_adapted(spec), spec['learning_rate']), spec)
+
+
+def growth(spec: worker.Spec) -> worker.Work:
+  """Training steps of `layers`, `rank`, over `devices` that share the base."""
+  mesh = meshes.make_mesh(f'fsdp={spec["devices"]}')
+  return _stepping(_Run(*_fresh(spec), spec['learning_rate'], mesh), spec)
 
 
 def start(spec: worker.Spec) -> worker.Work:
@@ -332,17 +377,7 @@ def mixed(spec: worker.Spec) -> worker.Work:
   graphdef, state = peftlib.assign_rows(
     graphdef, state, names, np.arange(spec['rows']) % len(names)
   )
-  training = _Run(graphdef, state, spec['learning_rate'])
-  batches = _batches(spec)
-  training.compile(next(_batches(spec)))
-
-  def work() -> dict[str, Any]:
-    batch = next(batches)
-    begin = time.perf_counter()
-    loss = training.step(batch)['loss'].item()
-    return {'seconds': time.perf_counter() - begin, 'loss': loss}
-
-  return work
+  return _stepping(_Run(graphdef, state, spec['learning_rate']), spec)
 
 
 def load(spec: worker.Spec) -> worker.Work:
@@ -415,6 +450,7 @@ _CASES = {
   'adapters': adapters,
   'chats': chats,
   'generate': generate,
+  'growth': growth,
   'load': load,
   'mixed': mixed,
   'overhead': overhead,

@@ -1,0 +1,40 @@
+"""Tests for benchmarks.bars."""
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from tests.benchmarks import bars
+
+
+class BarsTest(parameterized.TestCase):
+  @parameterized.parameters(
+    (0.9, 1.0, 0.9, False, True),
+    (0.91, 1.0, 0.9, False, False),
+    (3.0, 2.0, 1.5, True, True),
+    (2.9, 2.0, 1.5, True, False),
+    (12.0, 4.0, 3.0, False, True),
+  )
+  def test_met(self, ours, peer, bar, at_least, expected):
+    row = bars.Row('w', 's', ours, bar, peer, 'peer', at_least=at_least)
+    self.assertEqual(row.met, expected)
+
+  def test_markdown(self):
+    rows = [
+      bars.Row('step', 's', 2.0, 0.5, 2.5, 'peft', spread=0.03),
+      bars.Row('rate', 'tokens/s', 30.0, 1.2, 10.0, 'peft', at_least=True),
+      bars.Row('rate', 'tokens/s', 10.0, 1.5, 10.0, 'peft', at_least=True),
+      bars.Row('load', 's', 0.8, 1.0),
+    ]
+    self.assertEqual(
+      bars.markdown(rows),
+      '| work | measure | ours | peer | ratio | bar | met |\n'
+      '| --- | --- | --- | --- | --- | --- | --- |\n'
+      '| step | s | 2 ± 3% | 2.5 (peft) | 0.80x | ≤ 0.5x | no, by 60% |\n'
+      '| rate | tokens/s | 30 | 10 (peft) | 3.00x | ≥ 1.2x | yes |\n'
+      '| rate | tokens/s | 10 | 10 (peft) | 1.00x | ≥ 1.5x | no, by 50% |\n'
+      '| load | s | 0.8 |  |  | ≤ 1 | yes |',
+    )
+
+
+if __name__ == '__main__':
+  absltest.main()
