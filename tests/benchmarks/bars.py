@@ -1,6 +1,6 @@
 """Rows of the table: what was measured, against whom, and what was asked."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 import dataclasses
 
 from rich import table as rich_table
@@ -42,44 +42,75 @@ class Row:
       return self.ratio >= self.bar
     return self.ratio <= self.bar
 
+  @property
+  def cells(self) -> dict[str, str]:
+    """What the table has in each column."""
+    limit = f'{"≥" if self.at_least else "≤"} {self.bar:g}'
+    alone = not self.peer_name
+    return {
+      'work': self.work,
+      'measure': self.measure,
+      'ours': _figure(self.ours, self.spread),
+      'peer': '' if alone else f'{self.peer:.3g} ({self.peer_name})',
+      'ratio': '' if alone else f'{self.ratio:.2f}x',
+      'bar': limit if alone else f'{limit}x',
+      'met': self._verdict,
+    }
 
-_COLUMNS = ('work', 'measure', 'ours', 'peer', 'ratio', 'bar', 'met')
-
-
-def _cells(row: Row) -> tuple[str, ...]:
-  ours = f'{row.ours:.3g}'
-  if row.spread is not None:
-    ours += f' ± {row.spread:.0%}'
-  limit = f'{"≥" if row.at_least else "≤"} {row.bar:g}'
-  if not row.peer_name:
-    return row.work, row.measure, ours, '', '', limit, _verdict(row)
-  return (
-    row.work,
-    row.measure,
-    ours,
-    f'{row.peer:.3g} ({row.peer_name})',
-    f'{row.ratio:.2f}x',
-    f'{limit}x',
-    _verdict(row),
-  )
-
-
-def _verdict(row: Row) -> str:
-  if row.met:
-    return 'yes'
-  far = row.bar / row.ratio if row.at_least else row.ratio / row.bar
-  return f'no, by {far - 1:.0%}'
+  @property
+  def _verdict(self) -> str:
+    if self.met:
+      return 'yes'
+    far = self.bar / self.ratio if self.at_least else self.ratio / self.bar
+    return f'no, by {far - 1:.0%}'
 
 
-def terminal(rows: Iterable[Row]) -> rich_table.Table:
+@dataclasses.dataclass(frozen=True)
+class Entry:
+  """One competitor of a part.
+
+  Attributes:
+    part: The part's name.
+    name: The competitor's.
+    seconds: Median of a round.
+    spread: As `Row`'s.
+    peak_bytes: The most memory that its process held.
+  """
+
+  part: str
+  name: str
+  seconds: float
+  spread: float
+  peak_bytes: int
+
+  @property
+  def cells(self) -> dict[str, str]:
+    """What the table has in each column."""
+    return {
+      'part': self.part,
+      'who': self.name,
+      's': _figure(self.seconds, self.spread),
+      'peak memory, GB': f'{self.peak_bytes / 1e9:.2f}',
+    }
+
+
+def _figure(value: float, spread: float | None) -> str:
+  return f'{value:.3g}' if spread is None else f'{value:.3g} ± {spread:.0%}'
+
+
+def terminal(
+  lines: Sequence[Row] | Sequence[Entry], title: str
+) -> rich_table.Table:
   """The table for a terminal."""
-  table = rich_table.Table(*_COLUMNS, title='Against the bars')
-  for row in rows:
-    table.add_row(*_cells(row))
+  table = rich_table.Table(*lines[0].cells, title=title)
+  for line in lines:
+    table.add_row(*line.cells.values())
   return table
 
 
-def markdown(rows: Iterable[Row]) -> str:
+def markdown(lines: Sequence[Row] | Sequence[Entry]) -> str:
   """The table as README.md has it."""
-  lines = [_COLUMNS, ['---'] * len(_COLUMNS), *map(_cells, rows)]
-  return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
+  columns = list(lines[0].cells)
+  rows = [columns, ['---'] * len(columns)]
+  rows += [list(line.cells.values()) for line in lines]
+  return '\n'.join(f'| {" | ".join(row)} |' for row in rows)

@@ -47,6 +47,10 @@ _PLATFORM = flags.DEFINE_enum(
 _QUICK = flags.DEFINE_bool('quick', False, 'the shorter parts, fewer rounds')
 _ROUNDS = flags.DEFINE_integer('rounds', None, 'that count; 5, 3 if quick')
 
+_MARKDOWN = flags.DEFINE_bool(
+  'markdown', False, 'print the tables as README.md has them, too'
+)
+
 _PACKAGES = ('jax', 'flax', 'qwix', 'optax')
 _PEER_PACKAGES = ('torch', 'transformers', 'peft')
 
@@ -57,11 +61,10 @@ def _cpu() -> tuple[str, list[str]]:
     text = pathlib.Path('/proc/cpuinfo').read_text()
   except FileNotFoundError:
     return platform.processor() or platform.machine(), []
-  fields = dict(
-    (part.strip() for part in line.split(':', 1))
-    for line in text.splitlines()
-    if ':' in line
-  )
+  fields = {}
+  for line in text.splitlines():
+    name, _, value = line.partition(':')
+    fields[name.strip()] = value.strip()
   return fields.get('model name', ''), fields.get('flags', '').split()
 
 
@@ -136,9 +139,14 @@ def main(argv: list[str]) -> None:
     'rows': [],
   }
   rows: list[bars.Row] = []
+  entries: list[bars.Entry] = []
   names = _PART.value or (parts.QUICK if _QUICK.value else parts.PARTS)
   for name, (results, found) in parts.run(field, list(names)):
     rows += found
+    entries += [
+      bars.Entry(name, key, one.median, one.spread, one.peak_bytes)
+      for key, one in results.items()
+    ]
     report['parts'][name] = {k: _json(v) for k, v in results.items()}
     report['rows'] = [
       {**dataclasses.asdict(row), 'ratio': row.ratio, 'met': row.met}
@@ -147,8 +155,10 @@ def main(argv: list[str]) -> None:
     report['seconds'] = time.perf_counter() - began
     # After each part: hours of a machine aren't lost with the last one.
     contest.write_json(pathlib.Path(_OUTPUT.value), report)
-  console.print(bars.terminal(rows))
-  print(bars.markdown(rows))
+  console.print(bars.terminal(entries, 'All who took part'))
+  console.print(bars.terminal(rows, 'Against the bars'))
+  if _MARKDOWN.value:
+    print(bars.markdown(entries), bars.markdown(rows), sep='\n\n')
   print(f'{time.perf_counter() - began:.0f} s; figures in {_OUTPUT.value}')
 
 

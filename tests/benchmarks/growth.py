@@ -5,6 +5,7 @@ usage: python -m tests.benchmarks.growth [--axis=NAME ...]
 SmolLM2-135M, LoRA r=16, as in `parts.py`; one thing is varied at a time.
 """
 
+from collections.abc import Sequence
 import dataclasses
 import os
 import pathlib
@@ -69,7 +70,7 @@ _OUTPUT = flags.DEFINE_string(
 )
 
 
-def exponent(values: list[int], measured: list[float]) -> float:
+def exponent(values: Sequence[float], measured: Sequence[float]) -> float:
   """The power of `values` that `measured` grows with: least squares of logs.
 
   Args:
