@@ -21,6 +21,7 @@ from peftlib.models import attention
 from peftlib.models import cache as cache_lib
 from peftlib.models import config as config_lib
 from peftlib.models import rope
+from peftlib.models import token_losses
 
 # Standard deviation of freshly made weights, as in transformers.
 _INIT_STDDEV = 0.02
@@ -170,7 +171,9 @@ class SelfAttention(nnx.Module):
     for before in (seen, self._prefix()):
       if before is not None:
         keys, values, mask = _with_seen(keys, values, mask, before)
-    mixed = attention.attend(queries, keys, values, mask)
+    # A cache's slots say nothing of who is behind whom.
+    attend = attention.attend if cache else attention.attend_causal
+    mixed = attend(queries, keys, values, mask)
     mixed = _projected(self.o_proj, mixed.reshape(x.shape[0], -1))
     return mixed, cache, own
 
@@ -353,8 +356,9 @@ class Decoder(nnx.Module):
     segment_ids: jax.Array | None = None,
     cache: cache_lib.Cache | None = None,
     logits_at: jax.Array | None = None,
+    loss_targets: jax.Array | None = None,
   ) -> Any:
-    """Logits of the next token.
+    """Logits of the next token, or losses.
 
     Args:
       tokens: int32 (B, S).
@@ -366,15 +370,20 @@ class Decoder(nnx.Module):
       cache: None, or the cache that the tokens continue and are written to.
       logits_at: int32 (B, K) or None: indices into S; the head is computed for
         these alone. With a large vocabulary it is a third of the work.
+      loss_targets: int32 (B, S or K) or None: the token that should come next
+        at each position. Its cross entropy is the result then, in place of the
+        logits, which are not kept; see `peftlib.models.token_losses`.
 
     Returns:
-      float32 logits (B, S or K, vocab_size); with a cache the pair of logits
-      and the new cache.
+      float32 logits (B, S or K, vocab_size), or losses (B, S or K); with a
+      cache the pair of these and the new cache.
 
     Raises:
       ValueError: Shapes don't fit one another.
     """
-    _check_inputs(tokens, positions, segment_ids, cache, logits_at)
+    _check_inputs(
+      tokens, positions, segment_ids, cache, logits_at, loss_targets
+    )
     batch_size, length = tokens.shape
     if positions is None:
       positions = jnp.arange(length)[None]
@@ -410,13 +419,20 @@ class Decoder(nnx.Module):
       x = x.reshape(batch_size, length, -1)
       x = jnp.take_along_axis(x, logits_at[..., None], axis=1)
       x = x.reshape(-1, x.shape[-1])
-    logits = self._head(self.norm(x)).reshape(batch_size, -1, self.vocab_size)
+    x = self.norm(x)
+    if loss_targets is None:
+      out = self._head(x).reshape(batch_size, -1, self.vocab_size)
+    else:
+      out = token_losses.token_losses(
+        self._head,
+        x.reshape(*loss_targets.shape, -1),
+        loss_targets,
+        whole=self._head_is_quantized(),
+      )
     if cache is None:
-      return logits
+      return out
     assert layer_cache is not None
-    return logits, cache._replace(
-      keys=layer_cache.keys, values=layer_cache.values
-    )
+    return out, cache._replace(keys=layer_cache.keys, values=layer_cache.values)
 
   @property
   def vocab_size(self) -> int:
@@ -497,6 +513,12 @@ class Decoder(nnx.Module):
       preferred_element_type=jnp.float32,
     )
 
+  def _head_is_quantized(self) -> bool:
+    """Whether each pass through the head dequantizes all of its weight."""
+    if self.config.tie_embeddings:
+      return not isinstance(self.embed_tokens.embedding, nnx.Variable)
+    return not isinstance(self.lm_head.kernel, nnx.Variable)
+
 
 def _check_inputs(
   tokens: jax.Array,
@@ -504,6 +526,7 @@ def _check_inputs(
   segment_ids: jax.Array | None,
   cache: cache_lib.Cache | None,
   logits_at: jax.Array | None,
+  loss_targets: jax.Array | None,
 ) -> None:
   if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
     raise ValueError(
@@ -522,6 +545,15 @@ def _check_inputs(
     raise ValueError(
       f'logits_at: expected shape ({tokens.shape[0]}, K), got '
       f'{logits_at.shape}.'
+    )
+  where = tokens if logits_at is None else logits_at
+  if loss_targets is not None and (
+    loss_targets.shape != where.shape
+    or not jnp.issubdtype(loss_targets.dtype, jnp.integer)
+  ):
+    raise ValueError(
+      f'loss_targets: expected integers of shape {where.shape}, got '
+      f'{loss_targets.dtype.name}{list(loss_targets.shape)}.'
     )
   if cache is not None and (
     cache.segment_ids.shape[0] != tokens.shape[0]

@@ -1,5 +1,6 @@
 from absl.testing import absltest
 from absl.testing import parameterized
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -39,6 +40,37 @@ class AttentionTest(parameterized.TestCase):
     np.testing.assert_allclose(
       out, _reference(queries, keys, values, mask), atol=1e-5
     )
+
+  @parameterized.parameters(
+    # length, keys before, blocks
+    (5, 0, 1),
+    (64, 3, 1),
+    (65, 0, 2),
+    (129, 7, 3),
+    (600, 0, 8),
+  )
+  def test_causal_in_blocks(self, length, earlier, blocks):
+    rng = np.random.default_rng(0)
+    queries = rng.normal(size=(2, length, 4, 2))
+    keys = rng.normal(size=(2, 2, earlier + length, 2))
+    values = rng.normal(size=(2, 2, earlier + length, 2))
+    segment_ids = np.sort(rng.integers(3, size=(2, length)), axis=1)
+    causal = np.tril(np.ones((length, length), bool))
+    same = segment_ids[:, :, None] == segment_ids[:, None]
+    mask = np.concatenate(
+      [np.ones((2, length, earlier), bool), causal & same], axis=2
+    )
+    arguments = [
+      *(jnp.asarray(x, jnp.float32) for x in (queries, keys, values)),
+      jnp.asarray(mask),
+    ]
+    out = attention.attend_causal(*arguments)
+    np.testing.assert_allclose(
+      out, _reference(queries, keys, values, mask), atol=1e-5
+    )
+    # Two products a block.
+    products = str(jax.make_jaxpr(attention.attend_causal)(*arguments))
+    self.assertEqual(products.count('dot_general'), 2 * blocks)
 
   def test_causal_mask(self):
     np.testing.assert_array_equal(
