@@ -383,6 +383,7 @@ def mixed(spec: worker.Spec) -> worker.Work:
 def load(spec: worker.Spec) -> worker.Work:
   """Reads the model, from `source`: 'gguf' or 'safetensors'."""
   name = {'gguf': 'model.gguf', 'safetensors': 'model'}[spec['source']]
+  imported = worker.peak_bytes()
 
   def work() -> dict[str, Any]:
     begin = time.perf_counter()
@@ -390,7 +391,7 @@ def load(spec: worker.Spec) -> worker.Work:
     jax.block_until_ready(model.state)
     return {
       'seconds': time.perf_counter() - begin,
-      'bytes': {'base': _num_bytes(model.state)},
+      'bytes': {'base': _num_bytes(model.state), 'imports': imported},
     }
 
   return work
