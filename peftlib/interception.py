@@ -10,6 +10,7 @@ casts, transposes and reshapes, never by shape or name.
 from collections.abc import Callable, Iterator, Mapping
 import dataclasses
 import functools
+import math
 import sys
 import threading
 from typing import Any, NamedTuple
@@ -28,6 +29,7 @@ import qwix
 from qwix._src.core import qarray as _qwix_qarray
 from qwix._src.providers import ptq as _qwix_ptq
 
+from peftlib import bfloat16
 from peftlib import config as config_lib
 from peftlib import contractions
 from peftlib import frozen_ops
@@ -645,7 +647,12 @@ class _Provider(qwix.PtqProvider):
     def base(x: jax.Array, weight: jax.Array) -> jax.Array:
       return op(weight, x) if swapped else op(x, weight)
 
-    out = _frozen(base)(x, weight)
+    rows = math.prod(
+      size
+      for letter, size in zip(contraction.x, x.shape, strict=True)
+      if letter not in contraction.weight
+    )
+    out = _frozen(bfloat16.widened(base, rows))(x, weight)
     slots = self._slots(found)
     if not slots:
       return out
