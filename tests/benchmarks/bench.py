@@ -45,6 +45,9 @@ _PLATFORM = flags.DEFINE_enum(
   'platform', 'cpu', ['cpu', 'gpu', 'tpu'], 'where all of them compute'
 )
 _QUICK = flags.DEFINE_bool('quick', False, 'the shorter parts, fewer rounds')
+_RESUME = flags.DEFINE_bool(
+  'resume', False, 'keep the parts that --output has already'
+)
 _ROUNDS = flags.DEFINE_integer('rounds', None, 'that count; 5, 3 if quick')
 
 _MARKDOWN = flags.DEFINE_bool(
@@ -107,7 +110,6 @@ def _json(result: contest.Result) -> dict[str, Any]:
 
 def main(argv: list[str]) -> None:
   del argv
-  began = time.perf_counter()
   console = rich_console.Console(width=None if sys.stdout.isatty() else 140)
   features = _cpu()[1]
   accelerated = _PLATFORM.value != 'cpu'
@@ -135,31 +137,54 @@ def main(argv: list[str]) -> None:
       'peftlib': importlib.metadata.version('peftlib'),
       **versions,
     },
+    'seconds': 0.0,
     'parts': {},
-    'rows': [],
   }
-  rows: list[bars.Row] = []
-  entries: list[bars.Entry] = []
+  output = pathlib.Path(_OUTPUT.value)
+  if _RESUME.value and output.exists():
+    report |= _resumed(output, report)
   names = _PART.value or (parts.QUICK if _QUICK.value else parts.PARTS)
-  for name, (results, found) in parts.run(field, list(names)):
-    rows += found
-    entries += [
-      bars.Entry(name, key, one.median, one.spread, one.peak_bytes)
-      for key, one in results.items()
-    ]
-    report['parts'][name] = {k: _json(v) for k, v in results.items()}
-    report['rows'] = [
-      {**dataclasses.asdict(row), 'ratio': row.ratio, 'met': row.met}
-      for row in rows
-    ]
-    report['seconds'] = time.perf_counter() - began
-    # After each part: hours of a machine aren't lost with the last one.
-    contest.write_json(pathlib.Path(_OUTPUT.value), report)
+  missing = [name for name in names if name not in report['parts']]
+  spent, began = report['seconds'], time.perf_counter()
+  for name, (results, rows) in parts.run(field, missing):
+    report['parts'][name] = {
+      'rows': [dataclasses.asdict(row) for row in rows],
+      'competitors': {k: _json(v) for k, v in results.items()},
+    }
+    report['seconds'] = spent + time.perf_counter() - began
+    # After each part, so that none is lost with a later one.
+    contest.write_json(output, report)
+  entries, rows = _lines(report)
   console.print(bars.terminal(entries, 'All who took part'))
   console.print(bars.terminal(rows, 'Against the bars'))
   if _MARKDOWN.value:
     print(bars.markdown(entries), bars.markdown(rows), sep='\n\n')
-  print(f'{time.perf_counter() - began:.0f} s; figures in {_OUTPUT.value}')
+  print(f'{report["seconds"]:.0f} s; figures in {output}')
+
+
+def _resumed(path: pathlib.Path, report: dict[str, Any]) -> dict[str, Any]:
+  """The parts of a report of the same machine and versions."""
+  old = json.loads(path.read_text())
+  for key in ('machine', 'versions'):
+    if old[key] != report[key]:
+      raise app.UsageError(
+        f'--resume: {path} is of another {key}: {old[key]}, now {report[key]}'
+      )
+  return {key: old[key] for key in ('seconds', 'parts')}
+
+
+def _lines(report: dict[str, Any]) -> tuple[list[bars.Entry], list[bars.Row]]:
+  """What both tables show of a report."""
+  entries, rows = [], []
+  for name, part in report['parts'].items():
+    rows += [bars.Row(**row) for row in part['rows']]
+    entries += [
+      bars.Entry(
+        name, who, found['median'], found['spread'], found['peak_bytes']
+      )
+      for who, found in part['competitors'].items()
+    ]
+  return entries, rows
 
 
 if __name__ == '__main__':
