@@ -21,7 +21,8 @@ def widened(op: Product, rows: int) -> Product:
   XLA:CPU multiplies bfloat16 matrices up to a third slower than float32 ones
   where the processor has no units for them. Products of two bfloat16 numbers
   are exact in float32 and are summed in it either way, so that only the order
-  of sums may differ.
+  of sums may differ. A LoRA step of SmolLM2-135M, 4x128, takes 0.99 to 1.08 of
+  the float32 step's time so; the rest goes into conversions.
 
   Args:
     op: Called with the activation and the weight.
