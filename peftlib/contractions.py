@@ -121,6 +121,18 @@ def dot(x: jax.Array, weight: jax.Array, precision: Any = None) -> jax.Array:
   return jnp.dot(x, weight, precision=precision)
 
 
+def dot_narrow(
+  x: jax.Array, weight: jax.Array, precision: Any = None
+) -> jax.Array:
+  """`dot` with a weight of many rows and few columns."""
+  if jax.default_backend() != 'cpu' or weight.shape[0] <= weight.shape[1]:
+    return dot(x, weight, precision)
+  # The gradient then is (columns, rows), which XLA makes up to 5 times faster
+  # on CPU than (rows, columns); the barrier keeps it from turning that around.
+  turned = jax.lax.optimization_barrier(weight.astype(x.dtype).T)
+  return dot(x, turned.T, precision)
+
+
 def _leading_axes_unsharded(x: jax.Array, count: int) -> bool:
   """Whether axes 1 to count can be merged into axis 0 on an explicit mesh."""
   sharding = getattr(jax.typeof(x), 'sharding', None)

@@ -1,8 +1,9 @@
 """The base model's ops as adapter methods get them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import functools
-from typing import Any
+import itertools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,34 @@ from peftlib import weight_ops
 from peftlib.methods import method as method_lib
 
 Using = Callable[[jax.Array, jax.Array], jax.Array]
-LowRank = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+
+
+class InTwo(NamedTuple):
+  """The op with the weight `a @ b`, as two ops.
+
+  Attributes:
+    down: From (x, a, b) to (..., r).
+    up: From (what `down` made, a, b) to (..., columns).
+  """
+
+  down: Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+  up: Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+
+
+class _Update(NamedTuple):
+  """What an adapter of low rank adds to the output.
+
+  Attributes:
+    a: (rows, r).
+    b: (r, columns).
+    gate: Bool, one a row.
+    label: Of the weight, for messages.
+  """
+
+  a: jax.Array
+  b: jax.Array
+  gate: jax.Array
+  label: str
 
 
 class Op:
@@ -25,7 +53,7 @@ class Op:
     y: jax.Array,
     weight: Callable[[], jax.Array],
     using: Using,
-    low_rank: LowRank,
+    in_two: InTwo | None,
     plain: bool,
   ) -> None:
     """Notes what the op is.
@@ -35,14 +63,15 @@ class Op:
       y: What it makes of it.
       weight: Makes the dense weight, when it is asked for.
       using: The op with another weight.
-      low_rank: The op with a weight in two factors.
+      in_two: The op with a weight in two factors; None where it needs the
+        product.
       plain: Whether `x @ weight` is what it computes.
     """
     self._x = x
     self._y = y
     self._weight = weight
     self._using = using
-    self._low_rank = low_rank
+    self._in_two = in_two
     self._plain = plain
     self._rate = 0.0
     self._key: jax.Array | None = None
@@ -64,7 +93,9 @@ class Op:
 
   def low_rank(self, x: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
     """The op with the weight `a @ b`."""
-    return self._low_rank(x, a, b)
+    if self._in_two is None:
+      return self._using(a @ b, x)
+    return self._in_two.up(self._in_two.down(x, a, b), a, b)
 
   def dropout(self, x: jax.Array) -> jax.Array:
     """`x` with elements dropped where dropout is on."""
@@ -73,17 +104,47 @@ class Op:
     keep = jax.random.bernoulli(self._key, 1.0 - self._rate, x.shape)
     return jnp.where(keep, x / (1.0 - self._rate), jnp.zeros_like(x))
 
-  def adapted(self, slot: slots_lib.Slot, values: slots_lib.Values) -> 'Op':
-    """The op that base and adapter are together."""
-    own = Op(
-      self._x,
-      self._y,
-      self._weight,
-      self._using,
-      self._low_rank,
-      self._plain,
+  def adapted(
+    self, slots: Sequence[slots_lib.Slot], values: Sequence[slots_lib.Values]
+  ) -> 'Op':
+    """The op that base and adapters are together."""
+    op = self
+    updates = [
+      None if self._in_two is None else _update(slot, value)
+      for slot, value in zip(slots, values, strict=True)
+    ]
+    # Low-rank updates of one input add up: neighbours are one product. Where
+    # adapters are on for all rows each stays apart, to the last bit what it is
+    # alone.
+    for low_rank, group in itertools.groupby(
+      zip(slots, values, updates, strict=True), lambda one: one[2] is not None
+    ):
+      members = list(group)
+      if low_rank:
+        known = [update for *_, update in members if update is not None]
+        op = op._after(functools.partial(op._with_updates, known))
+        continue
+      for slot, value, _ in members:
+        op = op._after(op._with_one(slot, value))
+    return op
+
+  def _after(self, call: Callable[[jax.Array], jax.Array]) -> 'Op':
+    """The op that computes `call`."""
+    out = self._copy()
+    out._y, out._other = call(self._x), call
+    return out
+
+  def _copy(self) -> 'Op':
+    out = Op(
+      self._x, self._y, self._weight, self._using, self._in_two, self._plain
     )
-    own._other = self._other
+    out._other = self._other
+    return out
+
+  def _with_one(
+    self, slot: slots_lib.Slot, values: slots_lib.Values
+  ) -> Callable[[jax.Array], jax.Array]:
+    own = self._copy()
     own._rate, own._key = slot.method.dropout, values.key
     apply = slot.method.apply
     if slot.method.linear_apply and not self._plain:
@@ -92,37 +153,67 @@ class Op:
     def call(x: jax.Array) -> jax.Array:
       before = own(x)
       after = apply(x, own, values.variables).astype(before.dtype)
-      return _gated(values.gate, after, before, slot.op.label)
+      if values.gate is None:
+        return after
+      gate = _spread(values.gate, after, slot.op.label)
+      return jnp.where(gate, after, before)
 
-    out = Op(
-      self._x,
-      call(self._x),
-      self._weight,
-      self._using,
-      self._low_rank,
-      self._plain,
+    return call
+
+  def _with_updates(
+    self, updates: Sequence[_Update], x: jax.Array
+  ) -> jax.Array:
+    assert self._in_two is not None
+    before = self(x)
+    # Variables can be of dtypes that promote to no common one.
+    floating = jnp.issubdtype(x.dtype, jnp.inexact)
+    dtype = x.dtype if floating else before.dtype
+    factors = []
+    for update in updates:
+      # Nothing of an adapter that no row has comes through, NaN included.
+      on = update.gate.any()
+      pair = (update.a.astype(dtype), update.b.astype(dtype))
+      factors.append([jnp.where(on, factor, 0) for factor in pair])
+    a = jnp.concatenate([a for a, _ in factors], axis=-1)
+    b = jnp.concatenate([b for _, b in factors])
+    inner = self._in_two.down(x, a, b)
+    mask = [
+      jnp.repeat(_spread(u.gate, inner, u.label), len(u.b), axis=-1)
+      for u in updates
+    ]
+    inner = jnp.where(jnp.concatenate(mask, axis=-1), inner, 0)
+    return before + self._in_two.up(inner, a, b).astype(before.dtype)
+
+
+def _update(slot: slots_lib.Slot, values: slots_lib.Values) -> _Update | None:
+  """What the adapter adds, where rows have it and it is `x @ a @ b`."""
+  if values.gate is None or not values.gate.ndim:
+    return None
+  method = slot.method
+  # What a class says of its `apply` isn't true of a subclass's own.
+  cls = next(c for c in type(method).__mro__ if 'apply' in vars(c))
+  if 'factors' not in vars(cls) or (values.key is not None and method.dropout):
+    return None
+  factors = method.factors(values.variables)
+  if factors is None:
+    return None
+  return _Update(*factors, values.gate, slot.op.label)
+
+
+def _spread(gate: jax.Array, like: jax.Array, label: str) -> jax.Array:
+  """The gate as something that broadcasts against `like`."""
+  if not gate.ndim:
+    return gate
+  # Models flatten (batch, length) to one axis before their linear layers.
+  rows, leading = gate.shape[0], like.shape[0] if like.ndim > 1 else 0
+  if not leading or leading % rows:
+    raise ValueError(
+      f'peftlib: {label} is used on {leading} rows, the adapters were'
+      f' assigned to a batch of {rows}; the first axis of the input has to'
+      ' be the batch, or batch and length as one.'
     )
-    out._other = call
-    return out
-
-
-def _gated(
-  gate: jax.Array | None, on: jax.Array, off: jax.Array, label: str
-) -> jax.Array:
-  if gate is None:
-    return on
-  if gate.ndim == 1:
-    # Models flatten (batch, length) to one axis before their linear layers.
-    rows, leading = gate.shape[0], on.shape[0] if on.ndim > 1 else 0
-    if not leading or leading % rows:
-      raise ValueError(
-        f'peftlib: {label} is used on {leading} rows, the adapters were'
-        f' assigned to a batch of {rows}; the first axis of the input has to'
-        ' be the batch, or batch and length as one.'
-      )
-    gate = jnp.repeat(gate, leading // rows)
-    gate = gate.reshape(leading, *(1,) * (on.ndim - 1))
-  return jnp.where(gate, on, off)
+  gate = jnp.repeat(gate, leading // rows)
+  return gate.reshape(leading, *(1,) * (like.ndim - 1))
 
 
 def contracted(
@@ -159,16 +250,17 @@ def contracted(
     values: list[slots_lib.Values],
   ) -> jax.Array:
     dot = functools.partial(contractions.dot, precision=precision)
+    dot_narrow = functools.partial(contractions.dot_narrow, precision=precision)
     if swapped:
       using = lambda w, x: dot(x, w.T)
-      low_rank = lambda x, a, b: dot(dot(x, b.T), a.T)
+      down = lambda x, a, b: dot_narrow(x, b.T)
+      up = lambda inner, a, b: dot(inner, a.T)
     else:
       using = lambda w, x: dot(x, w)
-      low_rank = lambda x, a, b: dot(dot(x, a), b)
-    frozen = Op(x, y, matrix, using, low_rank, not swapped)
-    for slot, value in zip(slots, values, strict=True):
-      frozen = frozen.adapted(slot, value)
-    return frozen(x)
+      down = lambda x, a, b: dot_narrow(x, a)
+      up = lambda inner, a, b: dot(inner, b)
+    frozen = Op(x, y, matrix, using, InTwo(down, up), not swapped)
+    return frozen.adapted(slots, values)(x)
 
   def all_of_it(
     x: jax.Array, y: jax.Array, stored: Any, values: list[slots_lib.Values]
@@ -220,14 +312,14 @@ def convolved(
   def using(matrix: jax.Array, x: jax.Array) -> jax.Array:
     return convolve(x, op.from_matrix(matrix).astype(x.dtype))
 
-  def low_rank(x: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
-    if not channels_last:
-      return using(a @ b, x)
-    # The kernel of r channels first, then a 1x1 map to the output's.
+  # The kernel of r channels first, then a 1x1 map to the output's.
+  def down(x: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
     kernel = a.reshape(*op.weight.inputs, a.shape[-1]).astype(x.dtype)
-    return contractions.dot(convolve(x, kernel), b)
+    return convolve(x, kernel)
 
-  return _run(slots, values, x, y, weight, stored, using, low_rank)
+  up = lambda inner, a, b: contractions.dot(inner, b)
+  in_two = InTwo(down, up) if channels_last else None
+  return _run(slots, values, x, y, weight, stored, using, in_two)
 
 
 def looked_up(
@@ -250,11 +342,11 @@ def looked_up(
     weight: Makes the dense table from `stored`.
     stored: The table as it is kept.
   """
-
-  def low_rank(ids: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
-    return contractions.dot(look_up(a.astype(y.dtype), ids), b)
-
-  return _run(slots, values, ids, y, weight, stored, look_up, low_rank)
+  in_two = InTwo(
+    lambda ids, a, b: look_up(a.astype(y.dtype), ids),
+    lambda inner, a, b: contractions.dot(inner, b),
+  )
+  return _run(slots, values, ids, y, weight, stored, look_up, in_two)
 
 
 def _run(
@@ -265,15 +357,12 @@ def _run(
   weight: Callable[[Any], jax.Array],
   stored: Any,
   using: Using,
-  low_rank: LowRank,
+  in_two: InTwo | None,
 ) -> jax.Array:
   op = slots[0].op
-  frozen = Op(
-    x, y, lambda: op.to_matrix(weight(stored)), using, low_rank, False
-  )
-  for slot, value in zip(slots, values, strict=True):
-    frozen = frozen.adapted(slot, _as_matrices(slot, value))
-  return frozen(x)
+  frozen = Op(x, y, lambda: op.to_matrix(weight(stored)), using, in_two, False)
+  values = [_as_matrices(s, v) for s, v in zip(slots, values, strict=True)]
+  return frozen.adapted(slots, values)(x)
 
 
 def _as_matrices(

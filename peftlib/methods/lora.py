@@ -107,12 +107,20 @@ class Lora(method.Method):
   ) -> jax.Array:
     """Adds the scaled update to the base's output."""
     out = op(x)
-    delta = op.low_rank(op.dropout(x), v['lora_a'], v['lora_b'])
+    delta = op.low_rank(op.dropout(x), *self._scaled(v))
     if self.bias:
-      delta = delta + v['lora_bias'].astype(delta.dtype)
-    return out + (delta * self.scale).astype(out.dtype)
+      delta = delta + (v['lora_bias'] * self.scale).astype(delta.dtype)
+    return out + delta.astype(out.dtype)
+
+  def factors(self, v: method.Variables) -> tuple[jax.Array, jax.Array] | None:
+    """`a` and the scaled `b`; None with a bias."""
+    return None if self.bias else self._scaled(v)
 
   def merge(self, value: jax.Array, v: method.Variables) -> jax.Array:
     """Adds the scaled product to the weight."""
     delta = v['lora_a'] @ v['lora_b'] * self.scale
     return (value + delta.astype(value.dtype)).astype(value.dtype)
+
+  def _scaled(self, v: method.Variables) -> tuple[jax.Array, jax.Array]:
+    # A factor is smaller than what it makes of the tokens.
+    return v['lora_a'], v['lora_b'] * self.scale

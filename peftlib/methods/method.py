@@ -207,6 +207,22 @@ class Method(abc.ABC):
       return op.using(merged, x)
     return op(x) + op.using(merged - weight, dropped)
 
+  def factors(self, v: Variables) -> tuple[jax.Array, jax.Array] | None:
+    """Returns the update in two factors, where it has low rank.
+
+    For a method whose `apply` is `op(x) + op.low_rank(op.dropout(x), a, b)`:
+    adapters that rows of a batch have are then computed as one. Not asked
+    where a subclass has an `apply` and no `factors` of its own.
+
+    Args:
+      v: The variables.
+
+    Returns:
+      (rows, r) and (r, columns), or None: `apply` does something else.
+    """
+    del v
+    return None
+
 
 _METHODS: dict[str, type[Method]] = {}
 

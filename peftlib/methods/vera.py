@@ -103,15 +103,16 @@ class Vera(method.Method):
   ) -> jax.Array:
     """Adds the scaled projection."""
     out = op(x)
-    a, b = self._factors(v)
+    a, b = self.factors(v)
     return out + op.low_rank(op.dropout(x), a, b).astype(out.dtype)
 
   def merge(self, value: jax.Array, v: method.Variables) -> jax.Array:
     """Adds the product."""
-    a, b = self._factors(v)
+    a, b = self.factors(v)
     return (value + a @ b).astype(value.dtype)
 
-  def _factors(self, v: method.Variables) -> tuple[jax.Array, jax.Array]:
+  def factors(self, v: method.Variables) -> tuple[jax.Array, jax.Array]:
+    """The projections, scaled."""
     return v['vera_a'] * v['vera_lambda_d'], v['vera_b'] * v['vera_lambda_b']
 
   def _shape(self, weight: method.Weight) -> tuple[int, int]:

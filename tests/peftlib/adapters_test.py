@@ -272,7 +272,10 @@ class AssignRowsTest(parameterized.TestCase):
     for rows in ([0, 1, -1, 1, 0, 0], [-1] * 6, [1, 1, 0, -1, -1, 0]):
       got = run(*peftlib.assign_rows(*models['both'], ['a', 'b'], rows))
       expected = np.stack([single[r][i] for i, r in enumerate(rows)])
-      np.testing.assert_array_equal(got, expected)
+      np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+      # No adapter touches a row that has none, not even by rounding.
+      bare = np.equal(rows, -1)
+      np.testing.assert_array_equal(got[bare], expected[bare])
     self.assertEqual(run.traces, 1)
     # One row at a time, up to rounding.
     one = _Runner()
@@ -294,7 +297,7 @@ class AssignRowsTest(parameterized.TestCase):
     )
     # An adapter that isn't named is off.
     got = run(*peftlib.assign_rows(*models['both'], ['b'], jnp.zeros(6, int)))
-    np.testing.assert_array_equal(got, run(*models['b']))
+    np.testing.assert_allclose(got, run(*models['b']), rtol=1e-5, atol=1e-6)
 
   def test_several_methods_and_ranks(self):
     base = _two(toy_models.LaxScan)['base']
@@ -309,9 +312,8 @@ class AssignRowsTest(parameterized.TestCase):
     rows = [0, 1, -1, 1, 0, 0]
     got = run(*peftlib.assign_rows(*both, ['a', 'b'], rows))
     single = [run(*a), run(*b), run(*base)]
-    np.testing.assert_array_equal(
-      got, np.stack([single[r][i] for i, r in enumerate(rows)])
-    )
+    expected = np.stack([single[r][i] for i, r in enumerate(rows)])
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
 
   def test_over_a_quantized_base(self):
     models = _two(toy_models.LaxScan)
@@ -321,9 +323,8 @@ class AssignRowsTest(parameterized.TestCase):
     rows = [0, 1, -1, 1, 0, 0]
     got = run(*peftlib.assign_rows(*quantize(models['both']), ['a', 'b'], rows))
     single = [run(*quantize(models[k])) for k in ('a', 'b', 'base')]
-    np.testing.assert_array_equal(
-      got, np.stack([single[r][i] for i, r in enumerate(rows)])
-    )
+    expected = np.stack([single[r][i] for i, r in enumerate(rows)])
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
 
   def test_gradients_are_those_of_an_adapter_s_own_rows(self):
     models = _two(toy_models.LaxScan)

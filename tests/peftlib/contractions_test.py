@@ -1,3 +1,5 @@
+import re
+
 from absl.testing import absltest
 from absl.testing import parameterized
 import chex
@@ -244,6 +246,30 @@ class DotTest(parameterized.TestCase):
       got = contractions.dot(placed, jnp.asarray(w))
     self.assertEqual(got.sharding.spec, P('a', 'b', None))
     np.testing.assert_allclose(got, x @ w, rtol=1e-5, atol=1e-5)
+
+
+class DotNarrowTest(parameterized.TestCase):
+  @parameterized.product(lead=[(), (3,), (2, 3)], shape=[(6, 2), (2, 6)])
+  def test_values_and_gradients_against_numpy(self, lead, shape):
+    x, w = _random(*lead, shape[0]), _random(*shape, seed=1)
+    dy = _random(*lead, shape[1], seed=2)
+    got, vjp = jax.vjp(contractions.dot_narrow, x, w)
+    np.testing.assert_allclose(got, x @ w, rtol=1e-5, atol=1e-5)
+    dx, dw = vjp(jnp.asarray(dy))
+    np.testing.assert_allclose(dx, dy @ w.T, rtol=1e-5, atol=1e-5)
+    expected = x.reshape(-1, shape[0]).T @ dy.reshape(-1, shape[1])
+    np.testing.assert_allclose(dw, expected, rtol=1e-5, atol=1e-5)
+
+  @parameterized.parameters(1, 3)
+  def test_the_gradient_is_made_the_other_way_round_on_cpu(self, count):
+    loss = lambda w, x: (contractions.dot_narrow(x, w) ** 2).sum()
+    grad = jax.vmap(jax.grad(loss))
+    args = jnp.ones((count, 64, 4)), jnp.ones((count, 32, 64))
+    text = jax.jit(grad).lower(*args).compile().as_text()
+    shapes = re.findall(r'= f32\[([\d,]+)\]\S* dot\(', text)
+    stack = f'{count},' if count > 1 else ''
+    self.assertIn(f'{stack}4,64', shapes)
+    self.assertNotIn(f'{stack}64,4', shapes)
 
 
 if __name__ == '__main__':

@@ -165,6 +165,94 @@ class ContractedTest(parameterized.TestCase):
     ):
       run(np.array([True, False, True]))
 
+  @parameterized.parameters(
+    ('bi', 'io', 'bo'), ('bsi', 'io', 'bso'), ('bo', 'io', 'bi')
+  )
+  def test_rows_of_several_adapters_are_one_pair_of_products(self, *subscripts):
+    x_letters, w_letters, out = subscripts
+    extents = dict(zip('bsio', (4, 3, 5, 6)))
+    x = _random(*(extents[c] for c in x_letters))
+    w = _random(5, 6, seed=1)
+    op = _op(w.shape, (), (0,), (1,), 'dot_general')
+    slots_ = (
+      _slot(op),
+      _slot(op, methods.Lora(rank=3, alpha=1.5, dtype='bfloat16'), 'bf16'),
+      _slot(op, methods.RsLora(rank=4, alpha=1.0), 'everywhere'),
+      _slot(op, methods.Lora(rank=1, alpha=2.0), 'off'),
+      _slot(op, methods.Vera(rank=2), 'vera'),
+    )
+    gates = (
+      [True, False, False, True],
+      [False, True, False, False],
+      [True] * 4,
+      [False] * 4,
+      # Each of two rows is two.
+      [False, True],
+    )
+    values = [
+      _values(s, 3 * i, g) for i, (s, g) in enumerate(zip(slots_, gates))
+    ]
+    run = lambda values: _contracted(slots_, values, subscripts, x, w)
+    expected = np.einsum(f'{x_letters},{w_letters}->{out}', x, w)
+    for slot, value, gate in zip(slots_, values, gates):
+      rows = np.repeat(gate, 4 // len(gate))
+      change = slot.method.merge(jnp.zeros(w.shape), value.variables)
+      every_row = np.einsum(f'{x_letters},{w_letters}->{out}', x, change)
+      expected += every_row * rows.reshape(4, *(1,) * (x.ndim - 1))
+    np.testing.assert_allclose(run(values), expected, rtol=1e-4, atol=1e-4)
+    jaxpr = jax.make_jaxpr(run)(values)
+    products = [e for e in jaxpr.eqns if e.primitive.name == 'dot_general']
+    self.assertLen(products, 2)
+
+  def test_an_adapter_that_is_off_adds_nothing_even_of_nan(self):
+    op = _op((4, 6), (), (0,), (1,), 'dot_general')
+    x, w = _random(4, 4), _random(4, 6, seed=1)
+    first, second = _slot(op), _slot(op, adapter='diverged')
+    diverged = _values(second, gate=False)
+    diverged = diverged._replace(
+      variables={k: v * np.nan for k, v in diverged.variables.items()}
+    )
+    values = _values(first, 2, [True, False, True, True])
+    for gate in (False, [False] * 4):
+      off = diverged._replace(gate=jnp.asarray(gate))
+      np.testing.assert_allclose(
+        _contracted((first, second), [values, off], ('bi', 'io', 'bo'), x, w),
+        _contracted((first,), [values], ('bi', 'io', 'bo'), x, w),
+        rtol=1e-6,
+        atol=1e-6,
+      )
+
+  def test_an_apply_of_a_subclass_is_asked(self):
+    class Halved(methods.Lora):
+      def apply(self, x, op, v):
+        return op(x) + op.low_rank(x, v['lora_a'], v['lora_b']) / 2
+
+    op = _op((4, 6), (), (0,), (1,), 'dot_general')
+    x, w = _random(3, 4), _random(4, 6, seed=1)
+    slot = _slot(op, Halved(rank=2, alpha=6.0))
+    values = _values(slot, 2)
+    got = _contracted((slot,), [values], ('bi', 'io', 'bo'), x, w)
+    a, b = map(np.asarray, values.variables.values())
+    np.testing.assert_allclose(got, x @ w + x @ a @ b / 2, rtol=1e-4, atol=1e-4)
+
+  def test_dropout_of_one_of_two(self):
+    op = _op((4, 6), (), (0,), (1,), 'dot_general')
+    first = _slot(op)
+    second = _slot(op, methods.Lora(rank=2, alpha=6.0, dropout=0.5), 'dropped')
+    x, w = np.ones((8, 4), np.float32), _random(4, 6, seed=1)
+    key = jax.random.key(3)
+    rows = np.arange(8) < 4
+    values = [_values(first, 2, rows), _values(second, 4, ~rows, key)]
+    got = _contracted((first, second), values, ('bi', 'io', 'bo'), x, w)
+    keep = np.asarray(jax.random.bernoulli(key, 0.5, x.shape))
+    deltas = [
+      3 * (x @ np.asarray(v.variables['lora_a']) @ v.variables['lora_b'])
+      for v, x in zip(values, (x, np.where(keep, 2 * x, 0)))
+    ]
+    np.testing.assert_allclose(
+      got, x @ w + np.where(rows[:, None], *deltas), rtol=1e-4, atol=1e-4
+    )
+
   def test_dropout(self):
     op = _op((4, 6), (), (0,), (1,), 'dot_general')
     slot = _slot(op, methods.Lora(rank=2, alpha=6.0, dropout=0.5))
