@@ -150,6 +150,35 @@ class ForwardTest(parameterized.TestCase):
         selected[row], everything[row, np.asarray(at[row])], atol=1e-5
       )
 
+  def test_losses_are_those_of_the_logits(self):
+    graphdef, state = golden.tiny_model()
+    tokens, targets = _tokens((2, 8)), _tokens((2, 8))
+    at = jnp.asarray([[7, 0, 3], [2, 2, 5]], jnp.int32)
+    logits = np.asarray(_apply(graphdef, state, tokens), np.float64)
+    picked = np.take_along_axis(logits, np.asarray(targets)[..., None], -1)
+    expected = np.log(np.exp(logits).sum(-1)) - picked[..., 0]
+    losses = _apply(graphdef, state, tokens, loss_targets=targets)
+    np.testing.assert_allclose(losses, expected, atol=1e-5)
+    losses = _apply(
+      graphdef,
+      state,
+      tokens,
+      logits_at=at,
+      loss_targets=jnp.take_along_axis(targets, at, axis=1),
+    )
+    np.testing.assert_allclose(
+      losses, np.take_along_axis(expected, np.asarray(at), 1), atol=1e-5
+    )
+    losses, cache = _apply(
+      graphdef,
+      state,
+      tokens,
+      cache=models.init_cache(golden.tiny_config(), 2, 8),
+      loss_targets=targets,
+    )
+    np.testing.assert_allclose(losses, expected, atol=1e-5)
+    self.assertEqual(int(cache.next_slot), 8)
+
   def test_packed_rows_are_those_of_separate_rows(self):
     graphdef, state = golden.tiny_model()
     first, second = _tokens((1, 5)), _tokens((1, 4))
@@ -327,6 +356,18 @@ class ForwardTest(parameterized.TestCase):
     (
       {'logits_at': jnp.zeros((3,), jnp.int32)},
       r'logits_at: expected shape \(2, K\), got \(3,\)',
+    ),
+    (
+      {'loss_targets': jnp.zeros((2, 4), jnp.int32)},
+      r'loss_targets: expected integers of shape \(2, 3\), got int32\[2, 4\]',
+    ),
+    (
+      {
+        'logits_at': jnp.zeros((2, 1), jnp.int32),
+        'loss_targets': jnp.zeros((2, 1)),
+      },
+      r'loss_targets: expected integers of shape \(2, 1\), got '
+      r'float32\[2, 1\]',
     ),
     (
       {'cache': models.init_cache(golden.tiny_config(), 2, 2)},

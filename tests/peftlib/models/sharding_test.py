@@ -55,7 +55,8 @@ class PartitionRulesTest(parameterized.TestCase):
     ):
       models.partition_specs(state, [('norm.*', PartitionSpec(None))])
 
-  def test_sharded_logits_and_gradients_are_those_of_one_device(self):
+  @parameterized.parameters('logits', 'losses', 'losses, frozen head')
+  def test_values_and_gradients_are_those_of_one_device(self, kind):
     config = golden.tiny_config(vocab_size=40, head_dim=4)
     graphdef, state = golden.tiny_model(config)
     mesh = jax.make_mesh(
@@ -71,12 +72,17 @@ class PartitionRulesTest(parameterized.TestCase):
     kernel = sharded['layers']['mlp']['up_proj']['kernel'].get_value()
     self.assertEqual(kernel.addressable_shards[0].data.shape, (3, 4, 12))
     tokens = jnp.asarray(
-      np.random.default_rng(0).integers(0, 40, (8, 6)), jnp.int32
+      np.random.default_rng(0).integers(0, 40, (8, 70)), jnp.int32
     )
 
     def loss(state, tokens):
-      logits = nnx.merge(graphdef, state)(tokens)
-      return jnp.mean(jax.nn.logsumexp(logits, -1) - logits[..., 0])
+      if kind == 'logits':
+        logits = nnx.merge(graphdef, state)(tokens)
+        return jnp.mean(jax.nn.logsumexp(logits, -1) - logits[..., 0])
+      if kind == 'losses, frozen head':
+        head = jax.lax.stop_gradient(state['lm_head'])
+        state = nnx.State({**state, 'lm_head': head})
+      return jnp.mean(nnx.merge(graphdef, state)(tokens, loss_targets=tokens))
 
     step = jax.jit(jax.value_and_grad(loss))
     expected, expected_grads = step(state, tokens)
