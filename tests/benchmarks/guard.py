@@ -62,12 +62,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 # Measured with jax 0.12.0.1 on a CPU, and 3% more for flops and memory.
 BOUNDS = {
-  'f32': Counts(158_200_000, 5_690_000, 0),
-  'f32, nothing computed again': Counts(151_300_000, 13_520_000, 0),
-  'f32, layers computed again': Counts(194_600_000, 4_400_000, 0),
+  'f32': Counts(158_100_000, 5_690_000, 0),
+  'f32, nothing computed again': Counts(151_200_000, 13_520_000, 0),
+  'f32, layers computed again': Counts(194_300_000, 4_330_000, 0),
   # Each weight is dequantized once forward and once backward.
-  'nf4': Counts(159_000_000, 5_980_000, 21),
-  'int8': Counts(158_600_000, 5_770_000, 14),
+  'nf4': Counts(158_800_000, 5_880_000, 21),
+  'int8': Counts(158_400_000, 5_650_000, 14),
 }
 
 
