@@ -62,19 +62,20 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 # Measured with jax 0.12.0.1 on a CPU, and 3% more for flops and memory.
 BOUNDS = {
-  'f32': Counts(158_100_000, 5_690_000, 0),
-  'f32, nothing computed again': Counts(151_200_000, 13_520_000, 0),
-  'f32, layers computed again': Counts(194_300_000, 4_330_000, 0),
+  'f32': Counts(142_900_000, 5_690_000, 0),
+  'f32, nothing computed again': Counts(136_000_000, 13_520_000, 0),
+  'f32, layers computed again': Counts(179_100_000, 4_330_000, 0),
   # Each weight is dequantized once forward and once backward.
-  'nf4': Counts(158_800_000, 5_880_000, 21),
-  'int8': Counts(158_400_000, 5_650_000, 14),
+  'nf4': Counts(143_600_000, 5_880_000, 21),
+  'int8': Counts(143_200_000, 5_650_000, 14),
 }
 
 
 def flops_by_hand() -> int:
   """Products of a step that computes no gradient of a frozen weight.
 
-  Forward, and backward to the activations; a layer once, as XLA counts.
+  Forward, and backward to the activations; a layer and one of the loss's two
+  chunks of positions once, as XLA counts.
   """
   tokens = ROWS * LENGTH
   width = CONFIG.num_heads * CONFIG.head_dim
@@ -84,7 +85,7 @@ def flops_by_hand() -> int:
     *[(hidden, width), (hidden, kv_width), (hidden, kv_width)],
     *[(width, hidden), (hidden, inner), (hidden, inner), (inner, hidden)],
   ]
-  head = hidden * CONFIG.vocab_size
+  head = hidden * CONFIG.vocab_size // 2
   frozen = 2 * 2 * tokens * (sum(a * b for a, b in shapes) + head)
   # Forward, to the activations, to the adapter.
   adapters = 3 * 2 * tokens * RANK * sum(a + b for a, b in shapes)
