@@ -21,6 +21,7 @@ from absl import app
 from absl import flags
 from rich import console as rich_console
 
+from peftlib import bfloat16
 from tests.benchmarks import bars
 from tests.benchmarks import contest
 from tests.benchmarks import material
@@ -58,17 +59,14 @@ _PACKAGES = ('jax', 'flax', 'qwix', 'optax')
 _PEER_PACKAGES = ('torch', 'transformers', 'peft')
 
 
-def _cpu() -> tuple[str, list[str]]:
-  """The processor's name and features."""
+def _processor() -> str:
+  """The processor's name."""
   try:
     text = pathlib.Path('/proc/cpuinfo').read_text()
-  except FileNotFoundError:
-    return platform.processor() or platform.machine(), []
-  fields = {}
-  for line in text.splitlines():
-    name, _, value = line.partition(':')
-    fields[name.strip()] = value.strip()
-  return fields.get('model name', ''), fields.get('flags', '').split()
+  except OSError:
+    return platform.processor() or platform.machine()
+  names = [x for x in text.splitlines() if x.startswith('model name')]
+  return names[0].partition(':')[2].strip() if names else platform.machine()
 
 
 def _versions(python: str, packages: tuple[str, ...]) -> dict[str, str]:
@@ -86,18 +84,13 @@ def _versions(python: str, packages: tuple[str, ...]) -> dict[str, str]:
   return versions
 
 
-def _machine(features: list[str]) -> dict[str, Any]:
+def _machine() -> dict[str, Any]:
   return {
-    'processor': _cpu()[0],
+    'processor': _processor(),
     'cores': os.cpu_count(),
-    'avx512': 'avx512f' in features,
-    'bf16_units': _has_bf16(features),
+    'bf16_units': bfloat16.has_units(),
     'python': platform.python_version(),
   }
-
-
-def _has_bf16(features: list[str]) -> bool:
-  return bool({'avx512_bf16', 'amx_bf16'} & set(features))
 
 
 def _json(result: contest.Result) -> dict[str, Any]:
@@ -111,7 +104,6 @@ def _json(result: contest.Result) -> dict[str, Any]:
 def main(argv: list[str]) -> None:
   del argv
   console = rich_console.Console(width=None if sys.stdout.isatty() else 140)
-  features = _cpu()[1]
   accelerated = _PLATFORM.value != 'cpu'
   folder = pathlib.Path(_FOLDER.value).absolute()
   material.make(folder)
@@ -126,13 +118,13 @@ def main(argv: list[str]) -> None:
     tunix=None if _QUICK.value else _TUNIX.value or None,
     rounds=_ROUNDS.value or (3 if _QUICK.value else 5),
     platform=_PLATFORM.value,
-    bf16_units=accelerated or _has_bf16(features),
+    bf16_units=accelerated or bfloat16.has_units(),
     quick=_QUICK.value,
     log=lambda text: print(text, flush=True),
   )
   report: dict[str, Any] = {
     'date': datetime.date.today().isoformat(),
-    'machine': _machine(features),
+    'machine': _machine(),
     'versions': {
       'peftlib': importlib.metadata.version('peftlib'),
       **versions,
