@@ -21,6 +21,7 @@ from rich import table as rich_table
 
 from tests.benchmarks import contest
 from tests.benchmarks import material
+from tests.benchmarks import parts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,20 +85,19 @@ def measure(axis: Axis, folder: pathlib.Path, rounds: int) -> dict[str, Any]:
   """Medians of seconds, and peak memory, for each value of an axis."""
   seconds, peaks = [], []
   for value in axis.values:
-    competitor = contest.Competitor(
+    competitor = parts.our_process(
       f'{axis.field} {value}',
-      (sys.executable, '-m', 'tests.benchmarks.ours'),
+      sys.executable,
+      'cpu',
       {
         'folder': str(folder),
-        'learning_rate': 1e-4,
+        'learning_rate': parts.LEARNING_RATE,
         **axis.spec,
         axis.field: value,
       },
       {
-        'JAX_PLATFORMS': 'cpu',
-        'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=1',
         'XLA_FLAGS': '--xla_force_host_platform_device_count='
-        f'{value if axis.field == "devices" else 1}',
+        f'{value if axis.field == "devices" else 1}'
       },
     )
     results = contest.run([competitor], rounds + 1, log=print)

@@ -13,7 +13,7 @@ from tests.benchmarks import contest
 Results = dict[str, contest.Result]
 
 _PEERS = 'tests/benchmarks/peers'
-_LEARNING_RATE = 1e-4
+LEARNING_RATE = 1e-4
 # The losses of all have to be this near.
 _TOLERANCE = 1e-3
 # As our commands set it for themselves, see peftlib/cli/huge_pages.py.
@@ -54,18 +54,13 @@ class Field:
     return {
       'case': case,
       'folder': str(self.folder),
-      'learning_rate': _LEARNING_RATE,
+      'learning_rate': LEARNING_RATE,
       **spec,
     }
 
   def us(self, name: str, case: str, **spec: Any) -> contest.Competitor:
     """One of our processes."""
-    return contest.Competitor(
-      name,
-      (self.ours, '-m', 'tests.benchmarks.ours'),
-      self._spec(case, spec),
-      {'JAX_PLATFORMS': _jax_name(self.platform), **_HUGE_PAGES},
-    )
+    return our_process(name, self.ours, self.platform, self._spec(case, spec))
 
   def peft(self, name: str, case: str, **spec: Any) -> contest.Competitor:
     """A process of HF peft, or of transformers alone."""
@@ -78,25 +73,24 @@ class Field:
 
   def nnx(self, name: str, **spec: Any) -> contest.Competitor:
     """A process of the hand-written loop."""
-    return contest.Competitor(
-      name,
-      (self.ours, f'{_PEERS}/nnx_loop.py'),
-      self._spec('step', spec),
-      {'JAX_PLATFORMS': _jax_name(self.platform)},
-    )
+    return self._stepping(name, self.ours, 'nnx_loop.py', spec)
 
   def trainer(self, name: str, **spec: Any) -> list[contest.Competitor]:
     """A process of Tunix's trainer, where there is one."""
     if self.tunix is None:
       return []
-    return [
-      contest.Competitor(
-        name,
-        (self.tunix, f'{_PEERS}/tunix_trainer.py'),
-        self._spec('step', spec),
-        {'JAX_PLATFORMS': _jax_name(self.platform)},
-      )
-    ]
+    return [self._stepping(name, self.tunix, 'tunix_trainer.py', spec)]
+
+  def _stepping(
+    self, name: str, python: str, program: str, spec: Mapping[str, Any]
+  ) -> contest.Competitor:
+    """A peer's process on JAX."""
+    return contest.Competitor(
+      name,
+      (python, f'{_PEERS}/{program}'),
+      self._spec('step', spec),
+      {'JAX_PLATFORMS': _jax_name(self.platform)},
+    )
 
   def run(
     self,
@@ -121,6 +115,22 @@ class Field:
       competitor.name: contest.joined([each[competitor.name] for each in found])
       for competitor in competitors
     }
+
+
+def our_process(
+  name: str,
+  python: str,
+  platform: str,
+  spec: Mapping[str, Any],
+  environ: Mapping[str, str] | None = None,
+) -> contest.Competitor:
+  """A process of ours, started as our commands start themselves."""
+  return contest.Competitor(
+    name,
+    (python, '-m', 'tests.benchmarks.ours'),
+    spec,
+    {'JAX_PLATFORMS': _jax_name(platform), **_HUGE_PAGES, **(environ or {})},
+  )
 
 
 def _jax_name(platform: str) -> str:
@@ -378,7 +388,7 @@ def stacked(field: Field) -> tuple[Results, list[bars.Row]]:
 def sweep(field: Field) -> tuple[Results, list[bars.Row]]:
   """8 runs of 50 steps with a learning rate each: as one, and one by one."""
   spec = {'rows': 1, 'length': 128, 'steps': 50}
-  rates = [_LEARNING_RATE * (i + 1) for i in range(8)]
+  rates = [LEARNING_RATE * (i + 1) for i in range(8)]
   together = field.us('as one', 'adapters', adapters=8, rates=rates, **spec)
   results = field.fresh([together], 1)
   for i, rate in enumerate(rates):
