@@ -14,7 +14,7 @@ from absl import logging
 
 from peftlib.cli import errors
 from peftlib.cli import flags
-from peftlib.cli import huge_pages
+from peftlib.cli import malloc
 from peftlib.cli import options
 
 _WRONG_INPUT = 2
@@ -67,8 +67,8 @@ _HELP = ('--help', '-help', '-h')
 def main() -> None:
   """Runs the command line and exits with its status."""
   if sys.argv[1:2] and sys.argv[1] in _COMMANDS:
-    if huge_pages.wanted(os.environ):
-      huge_pages.restart()
+    if malloc.wanted(os.environ):
+      malloc.restart()
   app.run(run, flags_parser=_parse_globals)
 
 

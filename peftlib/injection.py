@@ -246,7 +246,7 @@ def with_dropout(
 
   Args:
     graphdef: Graph definition of an injected model.
-    state: Its whole state.
+    state: Its whole state; of arrays alone (`nnx.as_pure`) too.
     key: PRNG key; give a new one at each step.
 
   Returns:
@@ -254,6 +254,10 @@ def with_dropout(
   """
   _checks.check_split('peftlib.with_dropout', graphdef, state)
   flat = nnx.to_flat_state(state)
+  if not all(isinstance(v, nnx.Variable) for _, v in flat):
+    # Of arrays the graphdef alone knows which ones are keys.
+    graphdef, state = nnx.split(nnx.merge(graphdef, state, copy=True))
+    flat = nnx.to_flat_state(state)
   if not any(isinstance(v, slots_lib.AdapterKey) for _, v in flat):
     return graphdef, state
   new = []

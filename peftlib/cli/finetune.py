@@ -23,6 +23,7 @@ from peftlib import config as config_lib
 from peftlib import data
 from peftlib import losses
 from peftlib.cli import assembly
+from peftlib.cli import compiling
 from peftlib.cli import display
 from peftlib.cli import errors
 from peftlib.cli import evaluation
@@ -345,7 +346,7 @@ def _train(
   """The loop; ends at the last step, or after the one that a signal met."""
   state = setup.train_state
   start = int(state.step)
-  step = _Compiling(setup.step)
+  step = compiling.Step(setup.step)
   with (
     _caught_signals() as signals,
     contextlib.closing(runs.open_metrics(run_paths.metrics, start)) as file,
@@ -375,36 +376,6 @@ def _train(
   saved.wait_until_finished()
   runs.write_loss_plot(run_paths.loss, runs.read_metrics(run_paths.metrics))
   return _Trained(state, step.seconds, signals[0] if signals else None)
-
-
-class _Compiling:
-  """A jitted step, compiled once for each shape of batch, and timed.
-
-  Attributes:
-    seconds: Time that tracing and compiling took so far.
-  """
-
-  def __init__(self, step: Callable[..., Any]) -> None:
-    self.seconds = 0.0
-    self._step: Any = step
-    self._compiled: dict[Any, Callable[..., Any]] = {}
-
-  def __call__(
-    self,
-    state: peftlib.TrainState,
-    frozen: nnx.State[Any, Any],
-    batch: Mapping[str, Any],
-  ) -> tuple[peftlib.TrainState, dict[str, jax.Array]]:
-    shapes = tuple((k, v.shape) for k, v in sorted(batch.items()))
-    if shapes not in self._compiled:
-      began = time.perf_counter()
-      lowered = self._step.lower(state, frozen, batch)
-      self._compiled[shapes] = lowered.compile()
-      self.seconds += time.perf_counter() - began
-    placed = jax.tree.map(lambda x: x.sharding, state)
-    state, metrics = self._compiled[shapes](state, frozen, batch)
-    # The compiler may have put results elsewhere than it wants them next.
-    return jax.device_put(state, placed), metrics
 
 
 @contextlib.contextmanager

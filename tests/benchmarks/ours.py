@@ -6,7 +6,7 @@ Fields of the spec, in JSON: `case` (one of `_CASES`), `folder` (see
 material.py), and those that the functions below read.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 import dataclasses
 import functools
 import json
@@ -29,6 +29,7 @@ from peftlib import generation
 from peftlib import hf
 from peftlib import losses
 from peftlib import models
+from peftlib.cli import compiling
 from peftlib.cli import meshes
 from peftlib.data import packing
 from tests.benchmarks import material
@@ -161,11 +162,9 @@ class _Run:
     self.mesh = mesh
     self.frozen = meshes.shard_state(frozen, mesh)
     self.state = meshes.replicate_rest(train_state, mesh)
-    self._step: Any = peftlib.make_train_step(
-      graphdef, losses.causal_lm_loss, tx
+    self._step = compiling.Step(
+      peftlib.make_train_step(graphdef, losses.causal_lm_loss, tx)
     )
-    self._compiled: dict[Any, Callable[..., Any]] = {}
-    self.compile_seconds = 0.0
     self.bytes = {
       'base': _num_bytes(self.frozen),
       'adapted weights': _weight_bytes(self.frozen),
@@ -173,19 +172,16 @@ class _Run:
       'optimizer': _num_bytes(self.state.opt_state),
     }
 
-  def compile(self, batch: Batch) -> Callable[..., Any]:
-    shapes = tuple(x.shape for x in batch.values())
+  @property
+  def compile_seconds(self) -> float:
+    return self._step.seconds
+
+  def compile(self, batch: Batch) -> None:
     batch = meshes.shard_batch(batch, self.mesh)
-    if shapes not in self._compiled:
-      start = time.perf_counter()
-      lowered = self._step.lower(self.state, self.frozen, batch)
-      self._compiled[shapes] = lowered.compile()
-      self.compile_seconds += time.perf_counter() - start
-    return self._compiled[shapes]
+    self._step.compile(self.state, self.frozen, batch)
 
   def step(self, batch: Batch) -> dict[str, jax.Array]:
-    step = self.compile(batch)
-    self.state, metrics = step(
+    self.state, metrics = self._step(
       self.state, self.frozen, meshes.shard_batch(batch, self.mesh)
     )
     return metrics
@@ -323,11 +319,13 @@ def adapters(spec: worker.Spec) -> worker.Work:
   if shared:
     rates = jnp.asarray(spec['rates'], jnp.float32)
     population = optax.tree.set(population, learning_rate=rates)
-  train_step = peftlib.make_stacked_train_step(
-    graphdef,
-    losses.causal_lm_loss,
-    tx,
-    batch_axis=None if shared else 0,
+  train_step = compiling.Step(
+    peftlib.make_stacked_train_step(
+      graphdef,
+      losses.causal_lm_loss,
+      tx,
+      batch_axis=None if shared else 0,
+    )
   )
   rows = spec['rows'] * (1 if shared else count)
   batches = _batches({**spec, 'rows': rows})

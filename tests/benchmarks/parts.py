@@ -16,7 +16,7 @@ _PEERS = 'tests/benchmarks/peers'
 LEARNING_RATE = 1e-4
 # The losses of all have to be this near.
 _TOLERANCE = 1e-3
-# As our commands set it for themselves, see peftlib/cli/huge_pages.py.
+# As our commands set it for themselves, see peftlib/cli/malloc.py.
 _HUGE_PAGES = {'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=1'}
 
 
@@ -496,15 +496,20 @@ def starting(field: Field) -> tuple[Results, list[bars.Row]]:
 def host(field: Field) -> tuple[Results, list[bars.Row]]:
   """What the host does in a step of 1,000 variables."""
   results = field.run([field.us('ours', 'overhead', variables=1000)])
-  ours, nnx = (
-    statistics.median(r[key] for r in results['ours'].rounds) * 1e6
-    for key in ('ours', 'nnx')
-  )
+  found = {
+    key: statistics.median(r[key] for r in results['ours'].rounds) * 1e6
+    for key in ('arrays', 'variables', 'nnx')
+  }
   work = 'host overhead over bare `jax.jit`, 1,000 variables'
-  return results, [
-    bars.Row(work, 'us', ours, 300.0),
-    bars.Row(work, 'us', ours, 0.2, nnx, '`nnx.jit`'),
-  ]
+  rows = []
+  for name, kind in (('arrays', '`nnx.as_pure`'), ('variables', 'Variables')):
+    rows += [
+      bars.Row(f'{work}, {kind}', 'us', found[name], 300.0),
+      bars.Row(
+        f'{work}, {kind}', 'us', found[name], 0.2, found['nnx'], '`nnx.jit`'
+      ),
+    ]
+  return results, rows
 
 
 def generation(field: Field) -> tuple[Results, list[bars.Row]]:

@@ -1,3 +1,4 @@
+import dataclasses
 import functools
 
 from absl.testing import absltest
@@ -276,6 +277,55 @@ class TrainStepTest(parameterized.TestCase):
     for _ in range(3):
       train_state, _ = step(train_state, frozen, x)
     self.assertEqual(int(train_state.mutable['count'].get_value()), 3)
+
+  @parameterized.parameters(CONFIG, QLORA)
+  def test_states_of_arrays_alone_give_the_same_bits(self, config):
+    config = dataclasses.replace(config, dropout=0.5)
+    graphdef, trainable, frozen = _model(toy_models.NnxScan, config)
+    tx = optax.adamw(1e-2)
+    step = peftlib.make_train_step(graphdef, _loss, tx)
+    ours = peftlib.init_train_state(trainable, tx, key=KEY)
+    pure = peftlib.init_train_state(nnx.as_pure(trainable), tx, key=KEY)
+    arrays = nnx.as_pure(frozen)
+    losses = []
+    for _ in range(3):
+      ours, metrics = step(ours, frozen, toy_models.inputs())
+      pure, same = step(pure, arrays, toy_models.inputs())
+      chex.assert_trees_all_equal(same, metrics)
+      losses.append(float(metrics['loss']))
+    self.assertLen(set(losses), 3)
+    chex.assert_trees_all_equal(pure, nnx.as_pure(ours))
+    chex.assert_trees_all_equal(
+      peftlib.make_eval_step(graphdef, _loss)(
+        pure.trainable, arrays, toy_models.inputs()
+      ),
+      peftlib.make_eval_step(graphdef, _loss)(
+        ours.trainable, frozen, toy_models.inputs()
+      ),
+    )
+
+  def test_states_of_arrays_alone_with_what_the_forward_pass_updates(self):
+    x = toy_models.inputs()
+    config = peftlib.LoraConfig(rank=2)
+    graphdef, state = peftlib.inject(
+      *nnx.split(toy_models.Odd(nnx.Rngs(0))), config, x, key=KEY
+    )
+    trainable, mutable, frozen = map(
+      nnx.as_pure,
+      transforms.partition(
+        state, peftlib.trainable_filter(config), nnx.BatchStat, ...
+      ),
+    )
+    tx = optax.sgd(1e-3)
+    train_state = peftlib.init_train_state(
+      trainable, tx, key=KEY, mutable=mutable
+    )
+    step = testing.assert_max_compilations(
+      peftlib.make_train_step(graphdef, _loss, tx), 1
+    )
+    for _ in range(3):
+      train_state, _ = step(train_state, frozen, x)
+    self.assertEqual(int(train_state.mutable['count']), 3)
 
   def test_works_with_multi_steps(self):
     graphdef, trainable, frozen = _model(toy_models.LaxScan, CONFIG)
