@@ -51,7 +51,7 @@ class Row:
       'work': self.work,
       'measure': self.measure,
       'ours': _figure(self.ours, self.spread),
-      'peer': '' if alone else f'{self.peer:.3g} ({self.peer_name})',
+      'peer': '' if alone else f'{_figure(self.peer)} ({self.peer_name})',
       'ratio': '' if alone else f'{self.ratio:.2f}x',
       'bar': limit if alone else f'{limit}x',
       'met': self._verdict,
@@ -94,8 +94,9 @@ class Entry:
     }
 
 
-def _figure(value: float, spread: float | None) -> str:
-  return f'{value:.3g}' if spread is None else f'{value:.3g} ± {spread:.0%}'
+def _figure(value: float, spread: float | None = None) -> str:
+  text = f'{value:,.0f}' if abs(value) >= 1e3 else f'{value:.3g}'
+  return text if spread is None else f'{text} ± {spread:.0%}'
 
 
 def terminal(
