@@ -26,14 +26,11 @@ def wanted(environ: Mapping[str, str]) -> bool:
     environ: Its environment. Who has set GLIBC_TUNABLES, to whatever value, is
       left alone.
   """
-  if sys.platform != 'linux' or _VARIABLE in environ:
+  if _VARIABLE in environ or (version := _glibc()) is None:
     return False
-  name, version = platform.libc_ver()
   parts = version.split('.')[:2]
   return (
-    name == 'glibc'
-    and all(part.isdecimal() for part in parts)
-    and tuple(map(int, parts)) >= _SINCE
+    all(part.isdecimal() for part in parts) and tuple(map(int, parts)) >= _SINCE
   )
 
 
@@ -50,5 +47,13 @@ def restart() -> None:
 
 def trim() -> None:
   """Gives freed memory back to the system; does nothing without glibc."""
-  if sys.platform == 'linux' and platform.libc_ver()[0] == 'glibc':
+  if _glibc() is not None:
     ctypes.CDLL(None).malloc_trim(0)
+
+
+def _glibc() -> str | None:
+  """Its version; None where the process has another C library."""
+  if sys.platform != 'linux':
+    return None
+  name, version = platform.libc_ver()
+  return version if name == 'glibc' else None

@@ -15,11 +15,6 @@ P = jax.sharding.PartitionSpec
 KEY = jax.random.key(0)
 
 
-def _loss(model, batch, rngs):
-  del rngs
-  return jnp.mean(model(batch['x']) ** 2), {}
-
-
 def _step_and_states():
   x = jnp.ones((2, 8))
   config = peftlib.LoraConfig(rank=2)
@@ -34,8 +29,9 @@ def _step_and_states():
   traced = []
 
   def loss(model, batch, rngs):
+    del rngs
     traced.append(batch['x'].shape)
-    return _loss(model, batch, rngs)
+    return jnp.mean(model(batch['x']) ** 2), {}
 
   return (
     peftlib.make_train_step(graphdef, loss, tx, donate=False),

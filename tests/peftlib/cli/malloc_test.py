@@ -10,6 +10,19 @@ from absl.testing import parameterized
 from peftlib.cli import malloc
 
 
+def _output(script, *args):
+  """What a process of its own prints that has no settings of malloc."""
+  environ = {k: v for k, v in os.environ.items() if k != 'GLIBC_TUNABLES'}
+  return subprocess.run(
+    [sys.executable, '-c', script, *args],
+    env=environ,
+    capture_output=True,
+    text=True,
+    check=True,
+    timeout=120,
+  ).stdout
+
+
 class WantedTest(parameterized.TestCase):
   @parameterized.parameters(
     ('linux', ('glibc', '2.36'), {}, True),
@@ -37,22 +50,13 @@ class RestartTest(absltest.TestCase):
       'if "GLIBC_TUNABLES" not in os.environ:\n'
       '  malloc.restart()\n'
     )
-    environ = {k: v for k, v in os.environ.items() if k != 'GLIBC_TUNABLES'}
-    result = subprocess.run(
-      [sys.executable, '-c', script, 'a b', '--c'],
-      env=environ,
-      capture_output=True,
-      text=True,
-      check=True,
-      timeout=120,
-    )
-    before, after = result.stdout.splitlines()
+    before, after = _output(script, 'a b', '--c').splitlines()
     self.assertEndsWith(before, "['a b', '--c'] None")
     self.assertEndsWith(after, "['a b', '--c'] glibc.malloc.hugetlb=1")
     self.assertEqual(before.split()[0], after.split()[0])
 
 
-class TrimTest(parameterized.TestCase):
+class TrimTest(absltest.TestCase):
   def test_gives_back_what_was_freed_between_blocks_in_use(self):
     # 256 MB in blocks that malloc doesn't map one by one, each second one
     # freed: the end of the heap stays in use.
@@ -72,17 +76,8 @@ class TrimTest(parameterized.TestCase):
       'malloc.trim()\n'
       'print(before - resident())\n'
     )
-    environ = {k: v for k, v in os.environ.items() if k != 'GLIBC_TUNABLES'}
-    result = subprocess.run(
-      [sys.executable, '-c', script],
-      env=environ,
-      capture_output=True,
-      text=True,
-      check=True,
-      timeout=120,
-    )
     # Half of what was freed at least: pages that a block shares stay.
-    self.assertGreater(int(result.stdout), 64e6)
+    self.assertGreater(int(_output(script)), 64e6)
 
   def test_nothing_to_do_without_glibc(self):
     with (
