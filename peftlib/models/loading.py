@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent import futures
 import difflib
 import math
 import os
@@ -26,8 +27,8 @@ from peftlib.models import naming
 # XLA:CPU takes over a numpy buffer without copying it from this alignment on.
 _ALIGNMENT = 64
 
-# Elements; a cache line of float32.
-_STRIP = 16
+# Elements at least that a thread copies; it takes longer than its start.
+_PART = 2**16
 
 
 class LoadedModel(NamedTuple):
@@ -125,7 +126,10 @@ def load(
     graphdef, abstract, quantizers = quantization.plan_base(
       graphdef, abstract, quantize, tokens
     )
-  arrays, samples = _read_arrays(checkpoint, targets, config, quantizers)
+  with futures.ThreadPoolExecutor() as pool:
+    arrays, samples = _read_arrays(
+      checkpoint, targets, config, quantizers, _Copier(pool)
+    )
   variables = {
     variable_path: variable.replace(arrays[variable_path])
     for variable_path, variable in nnx.to_flat_state(abstract)
@@ -167,6 +171,7 @@ def _read_arrays(
   targets: dict[str, naming.Target],
   config: config_lib.DecoderConfig,
   quantizers: Mapping[tuple[str, ...], Any],
+  copy: _Copier,
 ) -> tuple[dict[tuple[Any, ...], jax.Array], dict[str, Any]]:
   """Reads all tensors into arrays by variable path, and samples of them."""
   dtype = np.dtype(config.param_dtype)
@@ -184,7 +189,7 @@ def _read_arrays(
       if path in quantizers:
         reading[path] = _QuantizedStack(count, dtype, quantizers[path])
       else:
-        reading[path] = _Stack(count, values.shape, dtype)
+        reading[path] = _Stack(count, values.shape, dtype, copy)
     layer = target.layer or 0
     kept = reading[path].add(layer, values)
     samples['.'.join(path)].add(layer, kept)
@@ -199,15 +204,20 @@ class _Stack:
   """The buffer that becomes an array, filled layer by layer."""
 
   def __init__(
-    self, count: int | None, shape: tuple[int, ...], dtype: np.dtype
+    self,
+    count: int | None,
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    copy: _Copier,
   ) -> None:
     self.left = count or 1
     self._stacked = count is not None
+    self._copy = copy
     self._buffer = _aligned_empty((self.left, *shape), dtype)
 
   def add(self, layer: int, values: np.ndarray) -> np.ndarray:
     """Takes a layer; returns it in the dtype of the parameters."""
-    _copy(self._buffer[layer], values)
+    self._copy(self._buffer[layer], values)
     self.left -= 1
     return self._buffer[layer]
 
@@ -264,17 +274,29 @@ class _Samples:
     self.values[mine] = values[index]
 
 
-def _copy(target: np.ndarray, values: np.ndarray) -> None:
-  """Fills `target`, in strips where `values` is transposed.
+class _Copier:
+  """Fills arrays, large ones by several threads.
 
-  numpy goes along the rows of the one, and uses one element of each cache line
-  of the other before it needs the next line.
+  Where memory is fresh, most of the time goes to the kernel, which provides it
+  page by page to the thread that touches it.
   """
-  if values.flags.c_contiguous:
-    target[...] = values
-    return
-  for start in range(0, target.shape[-1], _STRIP):
-    target[..., start : start + _STRIP] = values[..., start : start + _STRIP]
+
+  def __init__(self, pool: futures.Executor) -> None:
+    self._pool = pool
+    self._threads = os.cpu_count() or 1
+
+  def __call__(self, target: np.ndarray, values: np.ndarray) -> None:
+    parts = max(1, min(self._threads, target.size // _PART))
+    targets = np.array_split(target, parts)
+    sources = np.array_split(values, parts)
+    others = self._pool.map(_assign, targets[1:], sources[1:])
+    _assign(targets[0], sources[0])
+    # Raises what they raised.
+    list(others)
+
+
+def _assign(target: np.ndarray, values: np.ndarray) -> None:
+  target[...] = values
 
 
 def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

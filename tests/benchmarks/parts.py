@@ -232,12 +232,12 @@ def dtypes(field: Field) -> tuple[Results, list[bars.Row]]:
   competitors = [
     field.us('f32', 'step', **spec),
     field.us('bf16', 'step', dtype='bfloat16', **spec),
-    field.nnx('nnx + qwix, bf16', dtype='bfloat16', **spec),
   ]
   if field.bf16_units:
-    competitors.append(
-      field.peft('peft, bf16', 'step', dtype='bfloat16', **spec)
-    )
+    competitors += [
+      field.peft('peft, bf16', 'step', dtype='bfloat16', **spec),
+      field.nnx('nnx + qwix, bf16', dtype='bfloat16', **spec),
+    ]
   results = field.run(competitors)
   if field.bf16_units:
     peers = ['nnx + qwix, bf16', 'peft, bf16']
@@ -252,17 +252,13 @@ def dtypes(field: Field) -> tuple[Results, list[bars.Row]]:
 def long_rows(field: Field) -> tuple[Results, list[bars.Row]]:
   """1x512 in float32."""
   spec = {'rows': 1, 'length': 512}
-  results = field.run(
-    [
-      field.us('ours', 'step', **spec),
-      field.peft('peft', 'step', **spec),
-      field.nnx('nnx + qwix', **spec),
-    ]
-  )
+  peers = [field.peft('peft', 'step', **spec)]
+  if not field.quick:
+    peers.append(field.nnx('nnx + qwix', **spec))
+  results = field.run([field.us('ours', 'step', **spec), *peers])
   check_losses(results, list(results))
-  return results, [
-    _time('step 1x512 f32', results, ['peft', 'nnx + qwix'], 0.6, 'ours')
-  ]
+  names = [peer.name for peer in peers]
+  return results, [_time('step 1x512 f32', results, names, 0.6, 'ours')]
 
 
 def rematerialized(field: Field) -> tuple[Results, list[bars.Row]]:
@@ -271,7 +267,6 @@ def rematerialized(field: Field) -> tuple[Results, list[bars.Row]]:
   peers = [
     field.peft('peft', 'step', remat=True, **spec),
     field.nnx('nnx + qwix', remat=True, **spec),
-    *field.trainer('Tunix', remat=True, **spec),
   ]
   results = field.run([field.us('ours', 'step', remat='full', **spec), *peers])
   check_losses(results, list(results))
@@ -294,7 +289,6 @@ def quantized(field: Field) -> tuple[Results, list[bars.Row]]:
   if not field.quick:
     competitors += [
       field.nnx('nnx + qwix, nf4', quantize='nf4', **spec),
-      field.nnx('nnx + qwix, int8', quantize='int8', **spec),
       *field.trainer('Tunix, nf4', quantize='nf4', **spec),
     ]
   results = field.run(competitors)
@@ -433,7 +427,7 @@ def loading(field: Field) -> tuple[Results, list[bars.Row]]:
         field.us(f'ours, {source}', 'load', source=source),
         field.peft(f'transformers, {source}', 'load', source=source),
       ],
-      2 if field.quick else None,
+      1 if field.quick else None,
     )
   gguf, safetensors = results['ours, gguf'], results['ours, safetensors']
   return results, [
