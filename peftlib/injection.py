@@ -377,8 +377,12 @@ def add_slot(module: nnx.Module, slot: slots_lib.Slot, key: jax.Array) -> bool:
   keys: Any = jax.random.split(key, math.prod(axes)) if axes else key
   if isinstance(value, jax.ShapeDtypeStruct):
     start = jax.eval_shape(make, keys, stored)
-  else:
+  elif any(
+    isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((keys, stored))
+  ):
     start = make(keys, stored)
+  else:
+    start = _compiled(make)(keys, stored)
   for name, spec in slot.variables.items():
     sources = tuple(source for _, source in slot.op.variable_axes(spec))
     sources = (*(None,) * slot.filled(len(sources)), *sources)
@@ -573,7 +577,16 @@ def _starter(
         left = stored.at[index].set(left)
     return _Start(variables, left)
 
-  return jax.jit(make)
+  return make
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled(make: Any) -> Any:
+  """What `_starter` returns, jitted; not for a call under another jit."""
+  # It runs once: XLA:CPU would optimize it for longer than it ever runs.
+  options = {'xla_backend_optimization_level': 1}
+  on_cpu = jax.default_backend() == 'cpu'
+  return jax.jit(make, compiler_options=options if on_cpu else None)
 
 
 def _one(x: Any, count: int, axis: int) -> tuple[int, ...]:
