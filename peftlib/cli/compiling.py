@@ -10,6 +10,10 @@ import jax
 import peftlib
 from peftlib.cli import malloc
 
+# Seconds. As often as Linux by default looks for huge pages to make: it fills
+# those that are all holes again, after `malloc.trim` emptied them.
+_TRIM_EVERY = 10.0
+
 
 class Step:
   """A jitted step, compiled once for each shape of batch, and timed.
@@ -21,6 +25,7 @@ class Step:
   def __init__(self, step: Callable[..., Any]) -> None:
     self.seconds = 0.0
     self._step: Any = step
+    self._trimmed = time.monotonic()
     self._compiled: dict[Any, Callable[..., Any]] = {}
 
   def compile(
@@ -38,7 +43,7 @@ class Step:
       del lowered
       # What the compiler leaves is a tenth of a gigabyte or two, and would
       # stay beside all that the step needs.
-      malloc.trim()
+      self._trim()
       self.seconds += time.perf_counter() - began
     return self._compiled[shapes]
 
@@ -50,7 +55,13 @@ class Step:
   ) -> tuple[peftlib.TrainState, dict[str, jax.Array]]:
     """Takes a step; its new state has the shardings of the old one."""
     compiled = self.compile(state, frozen, batch)
+    if time.monotonic() - self._trimmed > _TRIM_EVERY:
+      self._trim()
     placed = jax.tree.map(lambda x: x.sharding, state)
     state, metrics = compiled(state, frozen, batch)
     # The compiler may have put results elsewhere than it wants them next.
     return jax.device_put(state, placed), metrics
+
+  def _trim(self) -> None:
+    malloc.trim()
+    self._trimmed = time.monotonic()

@@ -1,3 +1,5 @@
+from unittest import mock
+
 from absl.testing import absltest
 import chex
 from flax import nnx
@@ -55,6 +57,22 @@ class StepTest(absltest.TestCase):
     self.assertGreater(seconds[0], 0.0)
     self.assertGreater(seconds[1], seconds[0])
     self.assertEqual(seconds[1:], [seconds[1]] * 3)
+
+  def test_freed_memory_is_given_back_after_compiling_and_at_times(self):
+    jitted, train_state, frozen, _ = _step_and_states()
+    batch = {'x': np.ones((2, 8), np.float32)}
+    with (
+      mock.patch.object(compiling.malloc, 'trim') as trim,
+      mock.patch.object(compiling.time, 'monotonic') as clock,
+    ):
+      clock.return_value = 0.0
+      step = compiling.Step(jitted)
+      counts = []
+      for now in (0.0, 9.0, 10.5, 20.0, 20.6):
+        clock.return_value = now
+        step(train_state, frozen, batch)
+        counts.append(trim.call_count)
+    self.assertEqual(counts, [1, 1, 2, 2, 3])
 
   def test_the_result_is_the_jitted_step_s(self):
     jitted, train_state, frozen, _ = _step_and_states()
