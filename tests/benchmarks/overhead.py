@@ -15,7 +15,7 @@ import peftlib
 import transforms
 
 _CONFIG = peftlib.LoraConfig(module_path='.*', rank=1, alpha=1.0)
-_CALLS = 50
+_CALLS = 20
 
 
 class Layers(nnx.Module):
