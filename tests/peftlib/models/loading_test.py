@@ -51,9 +51,10 @@ class LoadTest(parameterized.TestCase):
     chex.assert_trees_all_equal_shapes_and_dtypes(model.state, state)
     self.assertEqual(jax.tree.structure(model.state), jax.tree.structure(state))
 
-  def test_kernels_are_the_file_s_matrices_transposed(self):
-    # Neither is a multiple of a cache line's floats, nor fewer.
-    config = golden.tiny_config(hidden_size=40, intermediate_size=70)
+  # The second are copied by two threads, from two cores on.
+  @parameterized.parameters((40, 70), (201, 701))
+  def test_kernels_are_the_file_s_matrices_transposed(self, width, inner):
+    config = golden.tiny_config(hidden_size=width, intermediate_size=inner)
     _, state = nnx.split(models.Decoder(config, rngs=nnx.Rngs(0)))
     path = self.create_tempdir().full_path
     models.save_directory(path, config, state)
