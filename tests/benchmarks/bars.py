@@ -52,7 +52,7 @@ class Row:
       'measure': self.measure,
       'ours': _figure(self.ours, self.spread),
       'peer': '' if alone else f'{_figure(self.peer)} ({self.peer_name})',
-      'ratio': '' if alone else f'{self.ratio:.2f}x',
+      'ratio': '' if alone else f'{self.ratio:z.2f}x',
       'bar': limit if alone else f'{limit}x',
       'met': self._verdict,
     }
