@@ -17,7 +17,7 @@ from peftlib.demo import assets
 from peftlib.demo import orders
 import transforms
 
-STEPS = 50
+STEPS = 30
 KEY = jax.random.key(0)
 CONFIG = peftlib.LoraConfig(module_path='all-linear', rank=8, alpha=16.0)
 QUANTIZED = dataclasses.replace(CONFIG, weight_qtype='nf4', tile_size=64)
