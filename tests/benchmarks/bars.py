@@ -62,7 +62,9 @@ class Row:
     if self.met:
       return 'yes'
     far = self.bar / self.ratio if self.at_least else self.ratio / self.bar
-    return f'no, by {far - 1:.0%}'
+    percent = 100 * (far - 1)
+    # One digit of what would be rounded to nothing.
+    return f'no, by {percent:{".0f" if percent >= 1 else ".1g"}}%'
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,6 +23,8 @@ class BarsTest(parameterized.TestCase):
       bars.Row('step', 's', 2.0, 0.5, 2.5, 'peft', spread=0.03),
       bars.Row('rate', 'tokens/s', 30.0, 1.2, 10.0, 'peft', at_least=True),
       bars.Row('rate', 'tokens/s', 10.0, 1.5, 10.0, 'peft', at_least=True),
+      bars.Row('near', 's', 1.0003, 1.0, 1.0, 'peft'),
+      bars.Row('nothing', 'us', -0.001, 0.2, 1.0, 'nnx.jit'),
       bars.Row('load', 's', 0.8, 1.0),
       bars.Row('host', 'us', 6874.9, 0.2, 62806.4, 'nnx.jit'),
     ]
@@ -33,6 +35,8 @@ class BarsTest(parameterized.TestCase):
       '| step | s | 2 ± 3% | 2.5 (peft) | 0.80x | ≤ 0.5x | no, by 60% |\n'
       '| rate | tokens/s | 30 | 10 (peft) | 3.00x | ≥ 1.2x | yes |\n'
       '| rate | tokens/s | 10 | 10 (peft) | 1.00x | ≥ 1.5x | no, by 50% |\n'
+      '| near | s | 1 | 1 (peft) | 1.00x | ≤ 1x | no, by 0.03% |\n'
+      '| nothing | us | -0.001 | 1 (nnx.jit) | 0.00x | ≤ 0.2x | yes |\n'
       '| load | s | 0.8 |  |  | ≤ 1 | yes |\n'
       '| host | us | 6,875 | 62,806 (nnx.jit) | 0.11x | ≤ 0.2x | yes |',
     )
