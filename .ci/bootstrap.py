@@ -195,6 +195,20 @@ def _write_atomically(path, text):
   os.replace(temporary, path)
 
 
+def link_problem(venv):
+  """Why an environment can't be made anew at this path, or None."""
+  if not os.path.islink(venv):
+    return None
+  # What it points to may be another checkout's.
+  return (
+    '%s is a symbolic link, to %s, which is left alone: remove the link.'
+    % (
+      venv,
+      os.readlink(venv),
+    )
+  )
+
+
 def make_venv(args):
   """Makes `args.venv`, or leaves it alone when its stamps say it is right."""
   venv = os.path.abspath(args.venv)
@@ -213,8 +227,10 @@ def make_venv(args):
   stamp = os.path.join(venv, '.stamp-packages')
   value = _digest(content, args.python, sys.version, venv)
   if not (_stamped(stamp, value) and os.path.exists(python)):
-    problem = own_python_problem(venv, args.python) or space_problem(
-      venv, args.space
+    problem = (
+      link_problem(venv)
+      or own_python_problem(venv, args.python)
+      or space_problem(venv, args.space)
     )
     if problem:
       raise Failure(problem)

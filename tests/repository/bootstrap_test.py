@@ -104,6 +104,21 @@ class BootstrapTest(parameterized.TestCase):
     )
     self.assertTrue(own.exists())
 
+  def test_what_a_link_points_to_is_left_alone(self):
+    other = self.folder / 'other'
+    other.mkdir()
+    (other / 'file').touch()
+    self.venv.symlink_to(other)
+    result = self._bootstrap('--packages=x', '--space=0')
+    self.assertEqual(result.returncode, 2)
+    self.assertEqual(result.stdout, '')
+    self.assertEqual(
+      result.stderr,
+      f'{self.venv} is a symbolic link, to {other}, which is left alone:'
+      ' remove the link.\n',
+    )
+    self.assertTrue((other / 'file').exists())
+
   def test_index_that_does_not_answer_is_one_line(self):
     # Port 9 of the loopback interface: closed, so nothing leaves the machine.
     (self.folder / 'lock').write_text(
